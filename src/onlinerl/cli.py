@@ -1,0 +1,232 @@
+"""The command line: parse, read the configuration, then import and call one part.
+
+Nothing heavy is imported before the command is known, so `--help` and a typing error are quick.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onlinerl import __version__
+from onlinerl.errors import DependencyMissing, OnlineRLError
+
+if TYPE_CHECKING:
+    from onlinerl.config import Settings
+
+DEFAULT_CONFIG = Path("onlinerl.toml")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 when it did its work, 1 with a message when it could not, 2 for usage."""
+    arguments = _parser().parse_args(argv)
+    _configure_logging(arguments.log_level)
+    try:
+        return int(arguments.handler(arguments))
+    except OnlineRLError as error:
+        sys.stderr.write(f"onlinerl {arguments.command}: {error}\n")
+        return 1
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("onlinerl"):
+            raise
+        missing = DependencyMissing(
+            f"the package {error.name} is not installed; `onlinerl {arguments.command}` needs "
+            "an extra of onlinerl: pip install 'onlinerl[all]'"
+        )
+        sys.stderr.write(f"onlinerl {arguments.command}: {missing}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _configure_logging(level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    # Their INFO is one line per request or reconnect, which hides ours.
+    for noisy in ("kafka", "aiohttp.access", "apscheduler", "httpx", "matplotlib"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _settings(arguments: argparse.Namespace) -> "Settings":
+    from onlinerl.config import load
+
+    return load(arguments.config, arguments.set)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from onlinerl.stack import run_up
+
+    return run_up(_settings(arguments), config=arguments.config, overrides=arguments.set)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from onlinerl.doctor import run_doctor
+
+    return run_doctor(_settings(arguments))
+
+
+def _gateway(arguments: argparse.Namespace) -> int:
+    from onlinerl.serving.main import run_gateway
+
+    return run_gateway(_settings(arguments))
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    from onlinerl.serving.engine import run_engine
+
+    return run_engine(_settings(arguments))
+
+
+def _ingest(arguments: argparse.Namespace) -> int:
+    from onlinerl.ingest.main import run_ingest
+
+    return run_ingest(_settings(arguments), once=arguments.once)
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from onlinerl.trainer.main import run_train
+
+    return run_train(_settings(arguments))
+
+
+def _schedule(arguments: argparse.Namespace) -> int:
+    from onlinerl.trainer.main import run_schedule
+
+    return run_schedule(_settings(arguments))
+
+
+def _deploy(arguments: argparse.Namespace) -> int:
+    from onlinerl.deploy.main import run_deploy
+
+    return run_deploy(_settings(arguments))
+
+
+def _promote(arguments: argparse.Namespace) -> int:
+    from onlinerl.deploy.main import run_promote
+
+    return run_promote(_settings(arguments), version=arguments.version, actor=arguments.actor)
+
+
+def _rollback(arguments: argparse.Namespace) -> int:
+    from onlinerl.deploy.main import run_rollback
+
+    return run_rollback(
+        _settings(arguments),
+        version=arguments.version,
+        actor=arguments.actor,
+        reason=arguments.reason,
+    )
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from onlinerl.deploy.main import run_status
+
+    return run_status(_settings(arguments))
+
+
+def _query(arguments: argparse.Namespace) -> int:
+    from onlinerl.rollout_store.query import run_query
+
+    return run_query(_settings(arguments), sql=arguments.sql, format=arguments.format)
+
+
+def _keys_new(arguments: argparse.Namespace) -> int:
+    from onlinerl.keys import run_keys_new
+
+    return run_keys_new(name=arguments.name, tenant=arguments.tenant, consent=arguments.consent)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="onlinerl",
+        description="A deployed LLM product becomes its own teacher: capture, learn, gate, swap.",
+    )
+    parser.add_argument("--version", action="version", version=f"onlinerl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add = _Commands(commands, _shared_options())
+    add("up", _up, "start the one-machine stack and keep it running until Ctrl-C")
+    add("doctor", _doctor, "check a configuration and the parts it names, one line each")
+    add("gateway", _gateway, "serve OpenAI clients and log every token")
+    add("engine", _engine, "run one vLLM replica with the weight transfer plugin")
+    ingest = add("ingest", _ingest, "move events from Kafka into the tables, exactly once")
+    ingest.add_argument("--once", action="store_true", help="stop at the end of the topics")
+    add("train", _train, "run one cycle now: window, update, candidate")
+    add("schedule", _schedule, "run cycles when they are due")
+    add("deploy", _deploy, "watch the registry: gate, promote, verify")
+    _add_release_commands(add)
+    query = add("query", _query, "run SQL on the tables and views")
+    query.add_argument("sql", metavar="SQL")
+    query.add_argument("--format", choices=("table", "json", "csv", "parquet"), default="table")
+    _add_keys(commands)
+    return parser
+
+
+class _Commands:
+    """Adds subcommands that share `--config`, `--set` and `--log-level`."""
+
+    def __init__(
+        self,
+        commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
+        shared: argparse.ArgumentParser,
+    ) -> None:
+        self._commands = commands
+        self._shared = shared
+
+    def __call__(
+        self, name: str, handler: Callable[[argparse.Namespace], int], summary: str
+    ) -> argparse.ArgumentParser:
+        command = self._commands.add_parser(
+            name, help=summary, description=summary, parents=[self._shared]
+        )
+        command.set_defaults(handler=handler)
+        return command
+
+
+def _shared_options() -> argparse.ArgumentParser:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--config", type=Path, default=DEFAULT_CONFIG, help=f"TOML file ({DEFAULT_CONFIG})"
+    )
+    shared.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="override one value of the file; may be repeated",
+    )
+    shared.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+    return shared
+
+
+def _add_release_commands(add: _Commands) -> None:
+    actor = os.environ.get("USER") or "operator"
+    promote = add("promote", _promote, "approve a version and wait until it serves")
+    promote.add_argument("version", type=int, nargs="?", help="the candidate when absent")
+    promote.add_argument("--actor", default=actor, help="who approves, for the audit table")
+    rollback = add("rollback", _rollback, "make an earlier version champion again")
+    rollback.add_argument("version", type=int, nargs="?", help="the previous champion when absent")
+    rollback.add_argument("--actor", default=actor, help="who asks, for the audit table")
+    rollback.add_argument("--reason", default="asked by an operator", help="for the audit table")
+    add("status", _status, "show versions, gates and replicas")
+
+
+def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    keys = commands.add_parser("keys", help="make API keys", description="make API keys")
+    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = actions.add_parser("new", help="print a new key and the TOML that admits it")
+    new.add_argument("name")
+    new.add_argument("--tenant", default="default")
+    new.add_argument("--consent", choices=("none", "log", "train"), default="log")
+    new.set_defaults(handler=_keys_new, log_level="info")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""The root of the configuration: one TOML file, overridden by `--set section.key=value`.
+
+Secrets are never read from here; see `SECRETS` for the environment variables and who needs them.
+"""
+
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from onlinerl.base_config import Config
+from onlinerl.deploy.config import DeployConfig
+from onlinerl.errors import ConfigError
+from onlinerl.ingest.config import IngestConfig
+from onlinerl.rollout_store.config import (
+    BrokerConfig,
+    PolicyConfig,
+    RegistryConfig,
+    RewardsConfig,
+    StoreConfig,
+)
+from onlinerl.serving.config import GatewayConfig
+from onlinerl.serving.engine_config import EngineConfig
+from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
+
+SECRETS = {
+    "ONLINERL_USER_HASH_KEY": (
+        "keys the hash under which user ids are logged; without it no user id is logged at all"
+    ),
+}
+"""Environment variables that hold secrets, and what happens without them."""
+
+
+class Settings(Config):
+    """Everything that the one-machine stack and each of its parts can be told."""
+
+    data_dir: Path = Path(".onlinerl")
+    """Folder for everything that is written; relative to the configuration file."""
+
+    policy: PolicyConfig
+    """The model that is being improved."""
+
+    broker: BrokerConfig = Field(default_factory=BrokerConfig)
+    """The event log."""
+
+    store: StoreConfig = Field(default_factory=StoreConfig)
+    """The rollout tables."""
+
+    rewards: RewardsConfig = Field(default_factory=RewardsConfig)
+    """How feedback becomes a reward."""
+
+    registry: RegistryConfig = Field(default_factory=RegistryConfig)
+    """The MLflow server."""
+
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig)
+    """What clients talk to."""
+
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    """The vLLM engine of `onlinerl engine` and `onlinerl up`."""
+
+    ingest: IngestConfig = Field(default_factory=IngestConfig)
+    """From the event log to the tables."""
+
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    """One cycle of learning."""
+
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    """When cycles run."""
+
+    deploy: DeployConfig = Field(default_factory=DeployConfig)
+    """Gates, promotion and rollback."""
+
+    @property
+    def store_root(self) -> str:
+        """Where the tables lie: a local path or an object-store URI."""
+        return self.store.root or str(self.data_dir / "store")
+
+    @property
+    def weights_root(self) -> Path:
+        """The chain of anchors and deltas of this policy."""
+        return self.data_dir / "weights" / self.policy.name
+
+    def folder(self, name: str) -> Path:
+        """A process's own folder below `data_dir`."""
+        return self.data_dir / name
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        ports = {
+            "gateway.port": self.gateway.port,
+            "engine.port": self.engine.port,
+            "ingest.health_port": self.ingest.health_port,
+            "schedule.health_port": self.schedule.health_port,
+            "deploy.health_port": self.deploy.health_port,
+        }
+        seen: dict[int, str] = {}
+        for key, port in ports.items():
+            if port and port in seen:
+                raise ValueError(f"{key} and {seen[port]} are both {port}; give each its own port")
+            seen[port] = key
+        return self
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
+    """Read a TOML file and apply `section.key=value` overrides.
+
+    Values of overrides are TOML (`1e-5`, `true`, `[1, 2]`); what is not TOML is taken as a string.
+    A relative `data_dir`, or a `policy.base_model` that is a relative path, starts at the file's
+    folder, so that a command means the same wherever it is run.
+
+    Raises:
+        ConfigError: naming the file, the key, the value and the remedy.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"no configuration file at {path}; name one with --config") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    for override in overrides:
+        _override(document, override)
+    base = path.resolve().parent
+    try:
+        settings = Settings.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_explain(error)}") from error
+    return _anchored(settings, base)
+
+
+def _anchored(settings: Settings, base: Path) -> Settings:
+    model = settings.policy.base_model
+    if model.startswith((".", "~")) or (base / model).is_dir():
+        model = str((base / Path(model).expanduser()).resolve())
+    return settings.model_copy(
+        update={
+            "data_dir": (base / settings.data_dir.expanduser()).resolve(),
+            "policy": settings.policy.model_copy(update={"base_model": model}),
+        }
+    )
+
+
+def _override(document: dict[str, object], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set {override!r} is not of the form section.key=value")
+    try:
+        value: object = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, leaf = key.split(".")
+    target = document
+    for section in sections:
+        child = target.setdefault(section, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {override!r}: {section} is a value, not a section")
+        target = child
+    target[leaf] = value
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for detail in error.errors():
+        where = ".".join(str(part) for part in detail["loc"]) or "the file"
+        if detail["type"] == "extra_forbidden":
+            lines.append(f"{where}: unknown key; see docs/configuration.md for those that exist")
+        elif detail["type"] == "missing":
+            lines.append(f"{where}: missing")
+        else:
+            lines.append(f"{where} = {json.dumps(detail['input'], default=str)}: {detail['msg']}")
+    return "; ".join(lines)

@@ -1,0 +1,36 @@
+"""`onlinerl doctor`: is this configuration right, and do the parts that it names answer?"""
+
+import sys
+from typing import TYPE_CHECKING
+
+from onlinerl.checks import Finding, ports_of, service_checks, static_findings
+
+if TYPE_CHECKING:
+    from onlinerl.config import Settings
+
+MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
+
+
+def run_doctor(settings: "Settings") -> int:
+    """Print one line for each thing looked at; 1 when anything is wrong.
+
+    A part that is not running is a note, not an error: `doctor` is also for before `up`.
+    """
+    findings = [*static_findings(settings), *_services(settings)]
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        sys.stdout.write(f"{MARKS[finding.status]} {finding.subject:<{width}}  {finding.message}\n")
+    return 1 if any(finding.status == "wrong" for finding in findings) else 0
+
+
+def _services(settings: "Settings") -> list[Finding]:
+    findings = []
+    ports = ports_of(settings)
+    for name, problem_of in service_checks(settings).items():
+        problem = problem_of()
+        where = "{}:{}".format(*ports[name]) if name in ports else "external"
+        if problem is None:
+            findings.append(Finding(name, "ok", f"answers ({where})"))
+        else:
+            findings.append(Finding(name, "note", f"does not answer: {problem}"))
+    return findings
