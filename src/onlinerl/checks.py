@@ -21,7 +21,7 @@ Status = Literal["ok", "note", "wrong"]
 PACKAGES = {
     "deltalake": "store",
     "duckdb": "store",
-    "fastapi": "serving",
+    "starlette": "serving",
     "aiohttp": "serving",
     "kafka": "ingest",
     "torch": "trainer",

@@ -4,14 +4,13 @@ Nothing heavy is imported before the command is known, so `--help` and a typing 
 """
 
 import argparse
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onlinerl import __version__
+from onlinerl import __version__, logs
 from onlinerl.errors import DependencyMissing, OnlineRLError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ DEFAULT_CONFIG = Path("onlinerl.toml")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 when it did its work, 1 with a message when it could not, 2 for usage."""
     arguments = _parser().parse_args(argv)
-    _configure_logging(arguments.log_level)
+    logs.configure(arguments.log_level)
     try:
         return int(arguments.handler(arguments))
     except OnlineRLError as error:
@@ -40,17 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-
-
-def _configure_logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
-    # Their INFO is one line per request or reconnect, which hides ours.
-    for noisy in ("kafka", "aiohttp.access", "apscheduler", "httpx", "matplotlib"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def _settings(arguments: argparse.Namespace) -> "Settings":

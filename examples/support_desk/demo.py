@@ -1,0 +1,221 @@
+"""`make demo`: a model learns from its users while it serves them, on one machine.
+
+    stack up -> users talk and rate -> cycle -> gates -> swap -> ... three times
+             -> a candidate trained wrongly on purpose -> refused
+             -> everything counted
+
+The parts are the product's own; this file only plays the users and looks on.
+"""
+
+import argparse
+import asyncio
+import functools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.result import write_result
+from examples.support_desk import outcome
+from examples.support_desk.desk import POLICY, Desk
+from examples.support_desk.figures import draw
+from examples.support_desk.memory import MemoryMeter
+from examples.support_desk.report import targets, version_table
+from examples.support_desk.users import Answer, Crowd
+
+ROWS_PER_CYCLE = 112
+RATED_FOR_AN_INTERVAL = 155
+PROMOTIONS = 3
+BUSY, QUIET = 12, 2
+"""Users at once while answers are collected, and while the learner needs the cores."""
+
+METHOD = (
+    "make demo: simulated users talk to the whole stack on one machine through the openai client; "
+    "accept rates are rated answers per policy version with Wilson 95 % intervals; memory is the "
+    "largest sum of resident sizes over the stack's processes; wall time starts with make"
+)
+PHASE_TIMEOUT_S = 900.0
+LEARNING = {
+    "learning_rate": 8e-5,
+    "kl_coef": 0.1,
+    "tokens_per_step": 1000,
+    "rows": ROWS_PER_CYCLE,
+    "max_drift": 0.25,
+}
+WRONG_ON_PURPOSE = {
+    "trainer.learning_rate": "0.003",
+    "trainer.kl_coef": "0.0",
+    "trainer.filters": "[]",
+    "trainer.stop_k3": "100.0",
+    "trainer.stop_ess": "0.0",
+    "trainer.min_labelled_rows": "16",
+}
+
+
+def main() -> int:
+    """Run the demo; 0 when it came to its end, whatever it measured."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
+    parser.add_argument("--folder", type=Path, default=Path(".onlinerl/demo"))
+    parser.add_argument("--keep", action="store_true", help="leave the stack running at the end")
+    parser.add_argument("--started", type=float, default=time.time(), help="for the wall time")
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    arguments = parser.parse_args()
+    console = Console(highlight=False, soft_wrap=True)
+    console.rule("onlinerl: a support desk that learns from its users")
+    with Desk(arguments.folder.resolve(), model=arguments.model, learning=LEARNING) as desk:
+        desk.start()
+        demo = Demo(desk, console, started=arguments.started)
+        asyncio.run(demo.run())
+        _report(demo, console, results=arguments.results)
+        if arguments.keep:
+            console.print(f"the stack keeps running; look at {desk.registry_url}; Ctrl-C ends it")
+            _wait(desk)
+    return 0
+
+
+def _wait(desk: Desk) -> None:
+    try:
+        desk.wait()
+    except KeyboardInterrupt:
+        return
+
+
+class Demo:
+    """The course of the demo, phase by phase."""
+
+    def __init__(self, desk: Desk, console: Console, *, started: float) -> None:
+        self.desk = desk
+        self.started = started
+        self.crowd = Crowd(
+            base_url=desk.base_url, api_key=desk.api_key, model=POLICY, size=BUSY, seed=7
+        )
+        self.memory = MemoryMeter(desk.pid)
+        self.swaps: list[tuple[float, int]] = []
+        self._console = console
+        self._champion = 1
+
+    async def run(self) -> None:
+        """All phases; users talk from the first to the last."""
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.crowd.talk(stop))
+            watching = group.create_task(self._watch())
+            try:
+                await self._learn()
+                await self._refuse()
+                await self._measure()
+            finally:
+                watching.cancel()
+                stop.set()
+        await asyncio.to_thread(outcome.wait_for_rows, self.desk, len(self.crowd.answers))
+
+    async def _learn(self) -> None:
+        self._say(f"users talk and rate; a cycle starts at {ROWS_PER_CYCLE} new labelled answers")
+        while len(self.swaps) < PROMOTIONS:
+            champion = self._champion
+            wanted = RATED_FOR_AN_INTERVAL if champion == 1 else round(ROWS_PER_CYCLE * 1.2)
+            await self._collect(champion, wanted)
+            self._say(f"v{champion}: {self._rate(champion)}; the learner's turn, users go on")
+            await self._until(functools.partial(self._changed, champion))
+            self._say(f"v{self._champion} serves, swapped in while users talked")
+
+    async def _refuse(self) -> None:
+        self._say("now a candidate trained wrongly on purpose: high learning rate, no KL")
+        overrides = [f"{key}={value}" for key, value in WRONG_ON_PURPOSE.items()]
+        arguments = [word for override in overrides for word in ("--set", override)]
+        for _ in range(5):
+            finished = await asyncio.to_thread(
+                self.desk.run, "train", *arguments, timeout_s=PHASE_TIMEOUT_S
+            )
+            if finished.returncode == 0:
+                break
+            await asyncio.sleep(5)  # the schedule may hold the lease; the message says so
+        else:
+            raise RuntimeError(f"`onlinerl train` failed: {finished.stderr[-2000:]}")
+        refused = outcome.num_refused
+        await self._until(lambda: refused(self.desk) > 0)
+        self._say("the gates refused it; it never served")
+
+    async def _measure(self) -> None:
+        champion = self._champion
+        await self._collect(champion, RATED_FOR_AN_INTERVAL)
+        self._say(f"v{champion}: {self._rate(champion)}")
+
+    async def _collect(self, version: int, num_rated: int) -> None:
+        self.crowd.active = BUSY
+        await self._until(lambda: len(self._rated(version)) >= num_rated or self._changed(version))
+        self.crowd.active = QUIET
+
+    def _changed(self, champion: int) -> bool:
+        return self._champion != champion
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PHASE_TIMEOUT_S
+        while not await asyncio.to_thread(condition):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing happened for {PHASE_TIMEOUT_S:.0f} s; see the logs")
+            await asyncio.sleep(0.5)
+
+    async def _watch(self) -> None:
+        """Notes when another version begins to serve, and how much memory the stack takes."""
+        while True:
+            await asyncio.to_thread(self.memory.sample)
+            version = await asyncio.to_thread(outcome.champion, self.desk)
+            if version != self._champion:
+                self.swaps.append((time.monotonic() - self.crowd.began, version))
+                self._champion = version
+            await asyncio.sleep(1.0)
+
+    def _rated(self, version: int) -> list[Answer]:
+        return self.crowd.rated(f"{POLICY}/{version}")
+
+    def _rate(self, version: int) -> str:
+        rated = self._rated(version)
+        accepted = sum(answer.accepted for answer in rated)
+        return f"{accepted} of {len(rated)} rated answers accepted"
+
+    def _say(self, words: str) -> None:
+        self._console.print(f"[{time.time() - self.started:6.0f} s] {words}", markup=False)
+
+
+def _report(demo: Demo, console: Console, *, results: Path) -> None:
+    lines = outcome.version_lines(demo.desk, demo.crowd)
+    figures = outcome.figures(
+        demo.desk,
+        demo.crowd,
+        lines=lines,
+        wall_s=time.time() - demo.started,
+        rss_peak_gib=demo.memory.peak_gib,
+    )
+    draw(results / "demo.png", lines=lines, answers=demo.crowd.answers, swaps=demo.swaps)
+    write_result(
+        results / "demo.json",
+        method=METHOD,
+        figures=figures,
+        series={"versions": [vars(line) for line in lines]},
+        notes="; ".join(
+            f"missed: {target.name} ({target.words})"
+            for target in targets(figures)
+            if not target.reached
+        ),
+    )
+    console.print(version_table(lines))
+    for version in (lines[0].version, demo.swaps[-1][1] if demo.swaps else 1):
+        console.print(f"v{version} answers:", markup=False)
+        for answer in demo.crowd.rated(f"{POLICY}/{version}")[:3]:
+            mark = "+" if answer.accepted else "-"
+            console.print(f"  {mark} {answer.question}  ->  {answer.text!r}", markup=False)
+    for target in targets(figures):
+        mark = "reached" if target.reached else "MISSED "
+        console.print(f"  {mark}  {target.name}: {target.words}", markup=False)
+    for failure in demo.crowd.failures[:5]:
+        console.print(f"  failed request: {failure}", markup=False)
+    console.print(f"figure {results / 'demo.png'}, numbers {results / 'demo.json'}", markup=False)
+    console.print(f"versions, gates and curves: {demo.desk.registry_url}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""The stack of the support desk: its configuration file, and `onlinerl up` as a child process."""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from onlinerl.checks import http_problem
+from onlinerl.keys import key_hash, new_key
+
+POLICY = "assistant"
+START_TIMEOUT_S = 600.0
+
+CONFIGURATION = """\
+# Written by the demo; every key is explained in docs/configuration.md.
+data_dir = "data"
+
+[policy]
+name = "{policy}"
+base_model = "{model}"
+
+[broker]
+bootstrap = "127.0.0.1:{broker}"
+
+[registry]
+tracking_uri = "http://127.0.0.1:{registry}"
+
+[engine]
+port = {engine}
+max_model_len = 1024
+max_num_seqs = 16
+
+[gateway]
+port = {gateway}
+engines = ["http://127.0.0.1:{engine}"]
+max_model_len = 1024
+# SmolLM2's text is poor at temperature 1; the learner divides by the same temperature.
+sampling = {{ temperature = 0.7, max_tokens = 64 }}
+
+[[gateway.api_keys]]
+name = "support-desk"
+sha256 = "{key_hash}"
+tenant = "support-desk"
+consent = "train"
+
+[rewards]
+clip = [0.0, 1.0]
+
+[[rewards.metrics]]
+name = "accepted"
+
+[ingest]
+health_port = {ingest}
+
+[trainer]
+learning_rate = {learning_rate}
+kl_coef = {kl_coef}
+tokens_per_step = {tokens_per_step}
+max_rows = {rows}
+min_labelled_rows = {rows}
+heldout_fraction = 0.1
+
+[schedule]
+interval_s = 1.0
+check_every_s = 2.0
+retry_after_s = 2.0
+health_port = {schedule}
+
+[deploy]
+poll_s = 1.0
+health_port = {deploy}
+gates.max_rows = 48
+gates.drift.max_k3 = {max_drift}
+"""
+
+
+class Desk:
+    """A fresh data folder, a configuration with free ports and a new key, and the running stack.
+
+    Args:
+        folder: Emptied, then holds the configuration and all data.
+        model: Hugging Face folder of version 1.
+        learning: Values for the trainer and the gates, by the names in `CONFIGURATION`.
+    """
+
+    def __init__(self, folder: Path, *, model: Path, learning: dict[str, float]) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self.config = folder / "onlinerl.toml"
+        self.api_key = new_key()
+        names = ("broker", "registry", "engine", "gateway", "ingest", "schedule", "deploy")
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        self.config.write_text(
+            CONFIGURATION.format(
+                policy=POLICY,
+                model=model.resolve(),
+                key_hash=key_hash(self.api_key),
+                **self.ports,
+                **learning,
+            ),
+            encoding="utf-8",
+        )
+        self._environment = {
+            **os.environ,
+            "ONLINERL_USER_HASH_KEY": secrets.token_hex(32),
+            # Engine and learner share the cores: a thread that spins starves the other.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "KMP_BLOCKTIME": "0",
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """For OpenAI clients."""
+        return f"http://127.0.0.1:{self.ports['gateway']}/v1"
+
+    @property
+    def registry_url(self) -> str:
+        """The MLflow server."""
+        return f"http://127.0.0.1:{self.ports['registry']}"
+
+    @property
+    def pid(self) -> int:
+        """Of `onlinerl up`."""
+        assert self._process is not None
+        return self._process.pid
+
+    def command(self, *arguments: str) -> list[str]:
+        """An `onlinerl` command on this configuration."""
+        name, *rest = arguments
+        return [sys.executable, "-m", "onlinerl.cli", name, "--config", str(self.config), *rest]
+
+    def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end and return what it printed."""
+        return subprocess.run(
+            self.command(*arguments),
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def start(self) -> None:
+        """Start the stack and return when it takes traffic.
+
+        Raises:
+            RuntimeError: when the stack ends, or is not ready in time; its output was printed.
+        """
+        self._process = subprocess.Popen(
+            self.command("up", "--log-level", "warning"), env=self._environment
+        )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        ready = f"http://127.0.0.1:{self.ports['gateway']}/health/ready"
+        while http_problem(ready) is not None or http_problem(self._schedule_ready) is not None:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"`onlinerl up` ended with code {self._process.returncode}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the stack is not ready after {START_TIMEOUT_S:.0f} s")
+            time.sleep(0.5)
+
+    @property
+    def _schedule_ready(self) -> str:
+        return f"http://127.0.0.1:{self.ports['schedule']}/health/ready"
+
+    def stop(self) -> None:
+        """As Ctrl-C would."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(90)
+
+    def wait(self) -> None:
+        """Until the stack is stopped by somebody else."""
+        assert self._process is not None
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on now; all different."""
+    with _sockets(count) as sockets:
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+@contextmanager
+def _sockets(count: int) -> Iterator[list[socket.socket]]:
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            one = socket.socket()
+            opened.append(one)
+            one.bind(("127.0.0.1", 0))
+        yield opened
+    finally:
+        for one in opened:
+            one.close()

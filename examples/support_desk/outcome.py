@@ -1,0 +1,152 @@
+"""Reads what happened from where it is kept: the tables and the registry."""
+
+import functools
+import statistics
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from examples.support_desk.desk import POLICY, Desk
+from examples.support_desk.report import VersionLine
+from examples.support_desk.users import Crowd
+from onlinerl.config import Settings, load
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+ROWS_TIMEOUT_S = 60.0
+REFUSALS = ("refuse", "fail")
+
+
+def query(desk: Desk, sql: str) -> list[dict[str, Any]]:
+    """Rows of a query on the public views, as `onlinerl query` would give them."""
+    from onlinerl.rollout_store.store import DeltaStore
+    from onlinerl.rollout_store.views import connect
+
+    settings = _settings(desk)
+    with connect(DeltaStore(settings.store_root), rewards=settings.rewards) as connection:
+        cursor = connection.execute(sql)
+        names = [column[0] for column in cursor.description or []]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+def champion(desk: Desk) -> int:
+    """The version that serves, by the table of promotions; 1 before the first."""
+    rows = query(
+        desk,
+        "SELECT version FROM promotions WHERE action IN ('bootstrap', 'promote', 'rollback') "
+        "ORDER BY decided_at DESC LIMIT 1",
+    )
+    return int(rows[0]["version"]) if rows else 1
+
+
+def num_refused(desk: Desk) -> int:
+    """Candidates that the gates refused."""
+    return int(query(desk, "SELECT count(*) AS n FROM promotions WHERE action = 'refuse'")[0]["n"])
+
+
+def wait_for_rows(desk: Desk, num_rows: int) -> None:
+    """Return when the table holds as many completions as were served, or after a minute."""
+    deadline = time.monotonic() + ROWS_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if int(query(desk, "SELECT count(*) AS n FROM interactions")[0]["n"]) >= num_rows:
+            return
+        time.sleep(1.0)
+
+
+def version_lines(desk: Desk, crowd: Crowd) -> list[VersionLine]:
+    """A line for every registered version that got a verdict, the lowest first."""
+    rows = query(desk, "SELECT * FROM promotions ORDER BY decided_at")
+    measured = _gate_metrics(desk)
+    return [
+        _line(row, crowd, measured.get(int(row["version"]), {}))
+        for row in rows
+        if row["action"] in ("bootstrap", "promote", *REFUSALS)
+    ]
+
+
+def _line(row: dict[str, Any], crowd: Crowd, measured: dict[str, float]) -> VersionLine:
+    name = f"{POLICY}/{row['version']}"
+    rated = crowd.rated(name)
+    answers = [answer for answer in crowd.answers if answer.version == name]
+    words = {
+        "bootstrap": "base model",
+        "promote": "promoted",
+        "refuse": "refused",
+        "fail": "failed",
+    }
+    verdict = words[row["action"]]
+    if row["action"] in REFUSALS:
+        verdict += f": {row['reason']}"
+    return VersionLine(
+        version=int(row["version"]),
+        num_rated=len(rated),
+        num_accepted=sum(answer.accepted for answer in rated),
+        mean_tokens=statistics.fmean(a.num_tokens for a in answers) if answers else 0.0,
+        drift=measured.get("gate.drift"),
+        perplexity_ratio=measured.get("gate.perplexity"),
+        delta_bytes=row["delta_bytes"],
+        full_bytes=row["full_bytes"],
+        pause_ms=row["pause_ms"],
+        logprob_diff=row["mean_abs_logprob_diff"],
+        verdict=verdict,
+    )
+
+
+def figures(
+    desk: Desk,
+    crowd: Crowd,
+    *,
+    lines: Sequence[VersionLine],
+    wall_s: float,
+    rss_peak_gib: float,
+) -> dict[str, float]:
+    """The numbers that versions of the project are compared by; the keys stay."""
+    promoted = [line for line in lines if line.verdict == "promoted"]
+    refused = [line for line in lines if line.verdict.startswith("refused")]
+    first, last = lines[0], promoted[-1]
+    ids = {answer.interaction_id for answer in crowd.answers}
+    table = query(
+        desk, "SELECT count(*) AS n, count(DISTINCT interaction_id) AS ids FROM interactions"
+    )[0]
+    return {
+        "accept_rate_first": first.accept_rate,
+        "accept_rate_last": last.accept_rate,
+        "accept_ci_first_hi": first.accept_high,
+        "accept_ci_last_lo": last.accept_low,
+        "perplexity_ratio": last.perplexity_ratio or 0.0,
+        "versions_promoted": len(promoted),
+        "versions_refused": len(refused),
+        "requests_failed": len(crowd.failures),
+        "served": len(ids),
+        "rows": int(table["n"]),
+        "distinct_ids": int(table["ids"]),
+        "mean_abs_logprob_diff_max": max(line.logprob_diff or 0.0 for line in [first, *promoted]),
+        "pause_p50_ms": statistics.median(line.pause_ms or 0.0 for line in promoted),
+        "delta_bytes_ratio": statistics.median(
+            (line.delta_bytes or 0) / (line.full_bytes or 1) for line in promoted
+        ),
+        "wall_s": wall_s,
+        "rss_peak_gib": rss_peak_gib,
+    }
+
+
+def _gate_metrics(desk: Desk) -> dict[int, dict[str, float]]:
+    """Metrics of the run of every version, by version."""
+    client = _client(desk.registry_url)
+    return {
+        int(version.version): dict(client.get_run(version.run_id).data.metrics)
+        for version in client.search_model_versions(f"name = '{POLICY}'")
+    }
+
+
+@functools.cache
+def _client(url: str) -> "MlflowClient":
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=url, registry_uri=url)
+
+
+@functools.cache
+def _settings(desk: Desk) -> Settings:
+    return load(desk.config)

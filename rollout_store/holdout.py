@@ -1,0 +1,22 @@
+"""Which sessions are never trained on, so that gates can measure on them.
+
+Decided by a hash of the session id alone: every part of the system agrees without talking, a
+session is held out with all of its turns, and raising the fraction only adds sessions.
+"""
+
+import hashlib
+
+_HEX_DIGITS = 8
+_BUCKETS = 16**_HEX_DIGITS
+
+
+def is_heldout(session_id: str, *, fraction: float) -> bool:
+    """Whether the session belongs to the held-out `fraction` (0 to 1)."""
+    digest = hashlib.md5(session_id.encode(), usedforsecurity=False).hexdigest()
+    return int(digest[:_HEX_DIGITS], 16) / _BUCKETS < fraction
+
+
+def is_heldout_sql(column: str, *, fraction: float) -> str:
+    """The same decision as a DuckDB expression over the session id in `column`."""
+    prefix = f"substr(md5({column}), 1, {_HEX_DIGITS})"
+    return f"(('0x' || {prefix})::BIGINT::DOUBLE / {_BUCKETS}.0 < {float(fraction)!r}::DOUBLE)"

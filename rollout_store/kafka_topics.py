@@ -1,0 +1,152 @@
+"""The topics of the event log: creating them, and telling one incarnation from the next.
+
+A topic that is created again, e.g. by a broker that lost its disk, counts offsets from 0 under the
+same name. Its topic id differs, so whoever keeps an offset keeps it with the id.
+"""
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Self
+
+from onlinerl.errors import ServiceUnavailable
+from onlinerl.rollout_store.config import BrokerConfig
+from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
+
+logger = logging.getLogger(__name__)
+
+ALL_TOPICS = (INTERACTIONS_TOPIC, FEEDBACK_TOPIC)
+
+MAX_MESSAGE_BYTES = 8 * 1024**2
+"""Largest record of a topic created here; brokers default to 1 MiB, too little for many choices."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One incarnation of a topic."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[int, ...]
+
+
+class TopicAdmin:
+    """An admin connection that is used for topics only; close it after use.
+
+    Raises:
+        ServiceUnavailable: from every method, when no broker answers within its timeout.
+    """
+
+    def __init__(self, broker: BrokerConfig) -> None:
+        # kafka-python takes 0.1 s to import and is not needed to read a configuration.
+        from kafka.admin import KafkaAdminClient
+
+        timeout_ms = int(broker.request_timeout_s * 1000)
+        self._broker = broker
+        require_listener(broker)
+        with broker_errors(f"reach a broker at {broker.bootstrap}"):
+            self._client = KafkaAdminClient(
+                bootstrap_servers=broker.addresses,
+                client_id="onlinerl-topics",
+                request_timeout_ms=timeout_ms,
+                bootstrap_timeout_ms=timeout_ms,
+                reconnect_backoff_max_ms=1000,
+            )
+
+    def describe(self, names: Iterable[str] = ALL_TOPICS) -> dict[str, Topic]:
+        """The topics that exist now, by name."""
+        with broker_errors("describe topics"):
+            answers = self._client.describe_topics(list(names))
+        return {
+            answer["name"]: Topic(
+                answer["name"],
+                str(answer["topic_id"]),
+                tuple(sorted(part["partition_index"] for part in answer["partitions"])),
+            )
+            for answer in answers
+            if answer["error_code"] == 0 and answer["partitions"]
+        }
+
+    def ensure(self, names: Iterable[str] = ALL_TOPICS) -> dict[str, Topic]:
+        """Create the topics that are missing and describe all; idempotent, safe to race.
+
+        A broker may confirm a creation before it describes the topic, so this waits for that.
+        """
+        wanted = tuple(names)
+        for name in sorted(set(wanted) - set(self.describe(wanted))):
+            self._create(name)
+        deadline = time.monotonic() + self._broker.request_timeout_s
+        while absent := sorted(set(wanted) - set(topics := self.describe(wanted))):
+            if time.monotonic() > deadline:
+                raise ServiceUnavailable(f"the broker has no topic {', '.join(absent)} yet")
+            time.sleep(0.05)
+        return topics
+
+    def close(self) -> None:
+        """Disconnect; never raises, the broker may be gone."""
+        from kafka.errors import KafkaError
+
+        with contextlib.suppress(KafkaError, OSError):
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _create(self, name: str) -> None:
+        from kafka.admin import NewTopic
+        from kafka.errors import TopicAlreadyExistsError
+
+        topic = NewTopic(
+            name,
+            self._broker.partitions,
+            self._broker.replication,
+            topic_configs={"max.message.bytes": str(MAX_MESSAGE_BYTES)},
+        )
+        timeout_ms = int(self._broker.request_timeout_s * 1000)
+        with broker_errors(f"create topic {name}"), contextlib.suppress(TopicAlreadyExistsError):
+            self._client.create_topics([topic], timeout_ms=timeout_ms)
+            logger.info("topic created", extra={"topic": name})
+
+
+def ensure_topics(broker: BrokerConfig, names: Iterable[str] = ALL_TOPICS) -> dict[str, Topic]:
+    """Create the topics that are missing and describe all, over a connection of its own."""
+    with TopicAdmin(broker) as admin:
+        return admin.ensure(names)
+
+
+def require_listener(broker: BrokerConfig) -> None:
+    """Fail at once when no broker accepts a connection.
+
+    kafka-python would try until its timeout, leave its sockets open and back off for longer than
+    the broker needs to come back.
+
+    Raises:
+        ServiceUnavailable: naming the addresses.
+    """
+    for address in broker.addresses:
+        host, _, port = address.rpartition(":")
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host.strip("[]"), int(port)), broker.request_timeout_s),
+        ):
+            return
+    raise ServiceUnavailable(f"cannot reach a broker at {broker.bootstrap}: nothing listens there")
+
+
+@contextlib.contextmanager
+def broker_errors(attempt: str) -> Iterator[None]:
+    """What kafka-python raises, as an error a caller can wait for."""
+    from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+    try:
+        yield
+    except TopicAlreadyExistsError:
+        raise
+    except (KafkaError, OSError) as error:
+        raise ServiceUnavailable(f"cannot {attempt}: {error!r}") from error

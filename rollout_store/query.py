@@ -1,0 +1,115 @@
+"""`onlinerl query`: SQL on the views, printed as a table or written as JSON, CSV or Parquet.
+
+The connection can read the views and nothing else: no files, no network, no settings.
+"""
+
+import json
+import sys
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import duckdb
+import pyarrow as pa
+from pyarrow import csv, parquet
+
+from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.views import connect
+
+if TYPE_CHECKING:
+    from onlinerl.config import Settings
+
+Format = Literal["table", "json", "csv", "parquet"]
+
+_MAX_CELL = 80
+_MAX_SHOWN_ROWS = 1_000
+
+
+def run_query(settings: "Settings", sql: str, format: Format = "table") -> int:
+    """Run one statement and write its result to standard output.
+
+    Raises:
+        ConfigError: the SQL is wrong or not a query, or there are no tables yet.
+    """
+    store = DeltaStore(settings.store_root, settings.store.storage_options)
+    if not store.versions():
+        raise ConfigError(
+            f"there are no tables under {store.root}; `onlinerl ingest` creates them, "
+            "and [store].root says where they are"
+        )
+    result = query(store, sql, settings=settings)
+    if format == "table":
+        _print_table(result)
+    elif format == "json":
+        json.dump(result.to_pylist(), sys.stdout, default=_json_value, ensure_ascii=False)
+        sys.stdout.write("\n")
+    elif format == "csv":
+        csv.write_csv(_flat(result), sys.stdout.buffer)
+    else:
+        # Parquet needs a file that can tell its position, which a pipe cannot.
+        buffer = pa.BufferOutputStream()
+        parquet.write_table(result, buffer)
+        sys.stdout.buffer.write(buffer.getvalue().to_pybytes())
+    sys.stdout.flush()
+    return 0
+
+
+def query(store: DeltaStore, sql: str, *, settings: "Settings") -> pa.Table:
+    """The result of one statement, with everything but reading the views locked.
+
+    Raises:
+        ConfigError: the SQL is wrong or gives no result.
+    """
+    with connect(store, rewards=settings.rewards) as connection:
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        try:
+            relation = connection.sql(sql)
+            if relation is None:
+                raise ConfigError("the statement gives no result; write a SELECT")
+            return relation.to_arrow_table()
+        except duckdb.Error as error:
+            raise ConfigError(f"the query failed: {error}") from error
+
+
+def _print_table(result: pa.Table) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_lines=False)
+    for name in result.column_names:
+        table.add_column(name, overflow="fold")
+    for row in result.slice(0, _MAX_SHOWN_ROWS).to_pylist():
+        table.add_row(*(_cell(value) for value in row.values()))
+    console = Console()
+    console.print(table, markup=False)
+    if result.num_rows > _MAX_SHOWN_ROWS:
+        console.print(f"the first {_MAX_SHOWN_ROWS} of {result.num_rows} rows")
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 1]}…"
+
+
+def _flat(result: pa.Table) -> pa.Table:
+    """Nested columns and bytes as JSON text, which is all that CSV can hold."""
+    columns = {
+        field.name: [_json_text(value) for value in result[field.name].to_pylist()]
+        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type)
+        else result[field.name]
+        for field in result.schema
+    }
+    return pa.table(columns)
+
+
+def _json_text(value: object) -> str | None:
+    return None if value is None else json.dumps(value, default=_json_value, ensure_ascii=False)
+
+
+def _json_value(value: Any) -> str:  # noqa: ANN401 - the signature that json calls
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="backslashreplace")
+    return str(value)

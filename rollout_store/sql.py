@@ -1,0 +1,30 @@
+"""Python values as SQL text, for views: a view definition takes no parameters."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+Value = str | float | int | datetime
+
+
+def literal(value: Value) -> str:
+    """An SQL literal with the same value, quoted so that no text can end it."""
+    if isinstance(value, datetime):
+        return f"TIMESTAMPTZ '{value.astimezone(UTC).isoformat()}'"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, float):
+        return f"({value!r})::DOUBLE"
+    return str(value)
+
+
+def values_table(header: str, rows: Sequence[Sequence[Value]], *, empty: Sequence[Value]) -> str:
+    """A common table expression of literal rows.
+
+    Args:
+        header: Name and columns, e.g. `metrics(metric, weight)`.
+        rows: May be empty.
+        empty: One row that gives the column types when there are no rows; it is not part of them.
+    """
+    lines = ", ".join(f"({', '.join(map(literal, row))})" for row in (rows or [empty]))
+    condition = "" if rows else " WHERE false"
+    return f"{header} AS (SELECT * FROM (VALUES {lines}){condition})"

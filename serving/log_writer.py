@@ -1,0 +1,162 @@
+"""The seam to the event log: `KafkaWriter` speaks to a broker, `MemoryWriter` is its twin."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from onlinerl.errors import ServiceUnavailable
+from onlinerl.rollout_store.config import BrokerConfig
+from onlinerl.rollout_store.kafka_topics import ALL_TOPICS, TopicAdmin, broker_errors
+from onlinerl.serving.config import SpoolConfig
+from onlinerl.serving.events import Record
+
+logger = logging.getLogger(__name__)
+
+
+class LogWriter(Protocol):
+    """A connection to the event log; after an error it is closed and a new one made.
+
+    Raises:
+        ServiceUnavailable: from every method, when the log does not answer in time.
+    """
+
+    def topic_ids(self) -> dict[str, str]:
+        """The incarnation of every topic; topics that are missing are created."""
+
+    def publish(self, records: Sequence[Record]) -> list[Record]:
+        """Append records in order; returns when all are acknowledged.
+
+        Returns:
+            The records that the log refuses for ever, e.g. because they are too large.
+        """
+
+    def close(self) -> None:
+        """Disconnect without waiting; never raises."""
+
+
+Connect = Callable[[], LogWriter]
+
+
+class KafkaWriter:
+    """The `LogWriter` over kafka-python: idempotent, `acks=all`, compressed.
+
+    At most one batch is in the producer, which has no bound of its own.
+    """
+
+    def __init__(self, broker: BrokerConfig, config: SpoolConfig) -> None:
+        from kafka import KafkaProducer
+
+        self._timeout_s = config.ship_timeout_s
+        timeout_ms = int(config.ship_timeout_s * 1000)
+        self._admin = TopicAdmin(broker)
+        try:
+            # A send needs the topics to exist.
+            self._admin.ensure()
+            with broker_errors(f"produce to {broker.bootstrap}"):
+                self._producer = KafkaProducer(
+                    bootstrap_servers=broker.bootstrap.split(","),
+                    client_id="onlinerl-gateway",
+                    acks="all",
+                    enable_idempotence=True,
+                    compression_type="zstd",
+                    linger_ms=20,
+                    batch_size=512 * 1024,
+                    max_request_size=config.max_event_bytes + 1024**2,
+                    max_block_ms=timeout_ms,
+                    request_timeout_ms=max(timeout_ms // 2, 1),
+                    delivery_timeout_ms=timeout_ms,
+                    bootstrap_timeout_ms=timeout_ms,
+                    reconnect_backoff_max_ms=1000,
+                    allow_auto_create_topics=False,
+                )
+        except ServiceUnavailable:
+            self._admin.close()
+            raise
+
+    def topic_ids(self) -> dict[str, str]:
+        """The topic ids of Kafka (KIP-516)."""
+        return {name: topic.topic_id for name, topic in self._admin.ensure(ALL_TOPICS).items()}
+
+    def publish(self, records: Sequence[Record]) -> list[Record]:
+        """Send, flush, and look at every acknowledgement."""
+        refused = self._send(records)
+        if len(records) == 1:
+            return refused
+        # One record that is too large fails the batch it travels in: tell it from its neighbours.
+        return [record for record in refused if self._send([record])]
+
+    def close(self) -> None:
+        """Drop what is unacknowledged: the spool has it."""
+        self._admin.close()
+        try:
+            self._producer.close(timeout=0)
+        except Exception:
+            logger.debug("closing a producer failed", exc_info=True)
+
+    def _send(self, records: Sequence[Record]) -> list[Record]:
+        from kafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
+
+        too_large = (MessageSizeTooLargeError, RecordListTooLargeError)
+        sent: list[tuple[Record, Any]] = []
+        refused: list[Record] = []
+        with broker_errors("send events"):
+            for record in records:
+                try:
+                    sent.append((record, self._enqueue(record)))
+                except too_large:
+                    refused.append(record)
+            self._producer.flush(timeout=self._timeout_s)
+            for record, future in sent:
+                if not future.is_done:
+                    raise ServiceUnavailable("the broker did not acknowledge in time")
+                if isinstance(future.exception, too_large):
+                    refused.append(record)
+                elif future.exception is not None:
+                    raise future.exception
+        return refused
+
+    def _enqueue(self, record: Record) -> Any:  # noqa: ANN401 kafka-python is untyped
+        return self._producer.send(record.topic, key=record.key.encode(), value=record.value)
+
+
+class MemoryWriter:
+    """A `LogWriter` that remembers, and can be away, come back empty, or refuse a record."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.incarnation = 1
+        self.away = False
+        self.refuses: Callable[[Record], bool] = lambda _: False
+        self.num_connects = 0
+        self.num_closed = 0
+
+    def connect(self) -> LogWriter:
+        """A connection; all are this object."""
+        self._check()
+        self.num_connects += 1
+        return self
+
+    def come_back_empty(self) -> None:
+        """Lose every record; the topics are new."""
+        self.records = []
+        self.incarnation += 1
+
+    def topic_ids(self) -> dict[str, str]:
+        """The same id for every topic."""
+        self._check()
+        return {name: f"{name}#{self.incarnation}" for name in ALL_TOPICS}
+
+    def publish(self, records: Sequence[Record]) -> list[Record]:
+        """Remember what is not refused."""
+        self._check()
+        refused = [record for record in records if self.refuses(record)]
+        self.records += [record for record in records if record not in refused]
+        return refused
+
+    def close(self) -> None:
+        """Count."""
+        self.num_closed += 1
+
+    def _check(self) -> None:
+        if self.away:
+            raise ServiceUnavailable("the log is away")

@@ -1,0 +1,73 @@
+"""A log, tables and an ingester that tests drive step by step."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from onlinerl.ingest.config import IngestConfig
+from onlinerl.ingest.ingester import Ingester
+from onlinerl.ingest.log import MemoryLog
+from onlinerl.ingest.writer import TableWriter
+from onlinerl.rollout_store.kafka_topics import ALL_TOPICS
+from onlinerl.rollout_store.schema import (
+    FEEDBACK_TOPIC,
+    INTERACTIONS_TOPIC,
+    FeedbackEvent,
+    InteractionEvent,
+)
+from onlinerl.rollout_store.store import DeltaStore
+from tests.events import NOON
+
+
+class Crash(BaseException):
+    """Ends an ingester like a kill would: nothing of ours may catch it."""
+
+
+def no_fault(step: str) -> None:
+    """Let every step pass."""
+
+
+@dataclass
+class World:
+    """Everything that outlives an ingester."""
+
+    log: MemoryLog
+    store: DeltaStore
+
+    def send(self, event: InteractionEvent | FeedbackEvent, *, partition: int = 0) -> None:
+        """Put an event into its topic."""
+        is_interaction = isinstance(event, InteractionEvent)
+        topic = INTERACTIONS_TOPIC if is_interaction else FEEDBACK_TOPIC
+        self.log.produce(topic, event.model_dump_json().encode(), partition=partition)
+
+    def send_raw(self, value: bytes, *, topic: str = INTERACTIONS_TOPIC) -> None:
+        """Put any bytes into a topic."""
+        self.log.produce(topic, value)
+
+    def writer(self, fault: Callable[[str], None] = no_fault) -> TableWriter:
+        """A new writer, as a new process has."""
+        return TableWriter(self.store, recent_ids=1000, now=lambda: NOON, fault=fault)
+
+    def ingest(self, fault: Callable[[str], None] = no_fault) -> None:
+        """A new process that writes everything there is and ends."""
+        config = IngestConfig(max_batch_rows=3, check_interval_s=0.001)
+        ingester = Ingester(lambda: self.log, writer=self.writer(fault), config=config)
+        ingester.run(threading.Event(), once=True)
+
+    def column(self, table: str, column: str) -> list[object]:
+        """All stored values, repeats included, sorted."""
+        values: list[object] = self.store.dataset(table).to_table([column])[column].to_pylist()
+        return sorted(values, key=repr)
+
+    def counts(self, table: str, column: str) -> Counter[object]:
+        """How often each value is stored."""
+        return Counter(self.column(table, column))
+
+
+def make_world(folder: Path, *, partitions: int = 1) -> World:
+    """Empty log and tables."""
+    store = DeltaStore(str(folder / "a store"))
+    store.create()
+    return World(MemoryLog(ALL_TOPICS, partitions=partitions, max_poll_records=4), store)

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
+from onlinerl.rollout_store.query import run_query
+from tests.events import feedback, interaction
+from tests.rollout_store.views_of import stored
+
+SQL = "SELECT interaction_id, completion_token_ids, served_at FROM interactions"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> SimpleNamespace:
+    store = stored(tmp_path, [interaction("i[1]"), feedback(interaction_id="i[1]")])
+    return SimpleNamespace(store_root=store.root, store=StoreConfig(), rewards=RewardsConfig())
+
+
+def test_a_table_shows_names_and_values(
+    settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_query(settings, SQL) == 0
+
+    shown = capsys.readouterr().out
+    assert "interaction_id" in shown
+    assert "i[1]" in shown
+    assert "[7, 8]" in shown
+
+
+def test_json_keeps_lists_and_says_times_in_utc(
+    settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_query(settings, SQL, "json")
+
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "interaction_id": "i[1]",
+            "completion_token_ids": [7, 8],
+            "served_at": "2026-01-02T12:00:00+00:00",
+        }
+    ]
+
+
+def test_csv_has_a_header_and_lists_as_json(
+    settings: SimpleNamespace, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run_query(settings, SQL, "csv")
+
+    header, row = capsysbinary.readouterr().out.decode().splitlines()
+    assert header == '"interaction_id","completion_token_ids","served_at"'
+    assert row == '"i[1]","[7, 8]",2026-01-02 12:00:00.000000Z'
+
+
+def test_parquet_can_be_read_back(
+    settings: SimpleNamespace, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    run_query(settings, SQL, "parquet")
+
+    table = parquet.read_table(pa.BufferReader(capsysbinary.readouterr().out))
+    assert table["completion_token_ids"].to_pylist() == [[7, 8]]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT nothing FROM interactions",
+        "SELEC 1",
+        "COPY interactions TO '{folder}/out.parquet'",
+        "SELECT * FROM read_text('{folder}/secret')",
+        "ATTACH '{folder}/x.db'",
+        "INSTALL httpfs",
+        "SET threads = 1; SELECT 1",
+        "",
+    ],
+)
+def test_what_is_not_a_query_on_the_views_is_refused(
+    settings: SimpleNamespace, tmp_path: Path, sql: str
+) -> None:
+    (tmp_path / "secret").write_text("x")
+
+    with pytest.raises(ConfigError):
+        run_query(settings, sql.format(folder=tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "store"]
+
+
+def test_a_root_without_tables_is_said(tmp_path: Path) -> None:
+    empty = SimpleNamespace(store_root=str(tmp_path), store=StoreConfig(), rewards=RewardsConfig())
+
+    with pytest.raises(ConfigError, match="there are no tables under"):
+        run_query(empty, SQL)

@@ -1,0 +1,175 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from onlinerl.serving.events import MemorySink, Record
+from onlinerl.serving.renderer import TemplateRenderer
+from tests.serving.world import KEY, OTHER_KEY, Caller, World, ask, make_world
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def world(renderer: TemplateRenderer) -> World:
+    return make_world(renderer)
+
+
+def feedback(**changes: Any) -> dict[str, Any]:
+    return {
+        "feedback_id": "f1",
+        "interaction_id": "i1",
+        "metric": "accepted",
+        "value": True,
+    } | changes
+
+
+async def post(world: World, json_body: object, key: str = KEY) -> Caller:
+    return await ask(world, json_body, key=key, path="/v1/feedback")
+
+
+async def test_feedback_is_logged_before_its_answer_is_visible(world: World) -> None:
+    caller = await post(world, feedback(user="ada", comment="nice", tags={"a": "b"}))
+
+    assert (caller.status, caller.json["feedback_id"]) == (200, "f1")
+    (event,) = world.feedback
+    assert (event.interaction_id, event.metric, event.value) == ("i1", "accepted", 1.0)
+    assert (event.tenant, event.source, event.comment) == ("acme", "user", "nice")
+    assert event.user not in (None, "ada")
+    assert world.sink.records[0].key == "i1"
+
+
+async def test_an_id_is_made_when_none_is_given(world: World) -> None:
+    one = await post(world, feedback(feedback_id=None))
+    two = await post(world, feedback(feedback_id=None))
+
+    assert one.json["feedback_id"] != two.json["feedback_id"]
+    assert len(world.feedback) == 2
+
+
+async def test_a_retry_is_accepted_and_logged_once(world: World) -> None:
+    statuses = [(await post(world, feedback())).status for _ in range(3)]
+
+    assert statuses == [200, 200, 200]
+    assert len(world.feedback) == 1
+
+
+async def test_the_same_id_with_another_value_is_a_conflict(world: World) -> None:
+    await post(world, feedback())
+    caller = await post(world, feedback(value=False))
+
+    assert caller.status == 409
+    assert len(world.feedback) == 1
+
+
+async def test_ids_and_retractions_stay_within_a_tenant(world: World) -> None:
+    await post(world, feedback())
+    await post(world, feedback(value=False), key=OTHER_KEY)
+    await post(world, feedback(feedback_id="f2", value=None, retracts="f1"), key=OTHER_KEY)
+
+    one, two, three = world.feedback
+    assert one.feedback_id != two.feedback_id
+    assert three.retracts == two.feedback_id
+    assert three.tenant == two.tenant == "globex"
+
+
+async def test_without_consent_feedback_is_not_logged(world: World) -> None:
+    headers = {"x-onlinerl-consent": "none"}
+    caller = await ask(world, feedback(), path="/v1/feedback", headers=headers)
+
+    assert (caller.status, world.feedback) == (200, [])
+    assert world.count("onlinerl_gateway_withheld_total") == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"interaction_id": None},
+        {"session_id": "s1"},
+        {"value": None},
+        {"value": "yes!"},
+        {"metric": ""},
+        {"source": "nobody"},
+        {"choice_index": -1},
+        {"feedback_id": "a/b"},
+        {"feedback_id": "x" * 65},
+        {"given_at": "2026-01-01T00:00:00"},
+        {"tenant": "globex"},
+        {"unknown": 1},
+    ],
+)
+async def test_bad_feedback_is_refused(world: World, changes: dict[str, Any]) -> None:
+    caller = await post(world, feedback(**changes))
+
+    assert caller.status == 400
+    assert world.feedback == []
+
+
+async def test_a_longest_id_of_a_longest_tenant_fits(renderer: TemplateRenderer) -> None:
+    """The schema bounds a logged id to 128 characters: tenant, slash, id."""
+    from onlinerl.serving.config import ApiKeyConfig
+
+    field = ApiKeyConfig.model_fields["tenant"]
+    assert "{0,62}" in str(field.metadata)
+    caller = await post(make_world(renderer), feedback(feedback_id="x" * 64))
+
+    assert caller.status == 200
+
+
+async def test_a_full_spool_is_503_and_a_retry_works(world: World) -> None:
+    world.sink.full = True
+    refused = await post(world, feedback())
+    world.sink.full = False
+    retried = await post(world, feedback())
+
+    assert (refused.status, retried.status) == (503, 200)
+    assert len(world.feedback) == 1
+
+
+class SlowSink(MemorySink):
+    """Stores when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store: list[Callable[[], None]] = []
+
+    def put(self, record: Record, *, on_stored: Callable[[], None] | None = None) -> None:
+        super().put(record)
+        if on_stored is not None:
+            self.store.append(on_stored)
+
+
+async def test_feedback_is_acknowledged_when_it_is_stored_and_not_before(
+    renderer: TemplateRenderer,
+) -> None:
+    world, sink = slow_world(renderer)
+    first = Caller(world.app, json_body=feedback(), path="/v1/feedback")
+    retry = Caller(world.app, json_body=feedback(), path="/v1/feedback")
+    await asyncio.sleep(0.05)
+    waiting = (first.status, retry.status)
+    sink.store[0]()
+    await first.done()
+    await retry.done()
+
+    assert waiting == (None, None)
+    assert (first.status, retry.status, len(sink.records)) == (200, 200, 1)
+
+
+async def test_feedback_that_is_not_stored_in_time_may_be_given_again(
+    renderer: TemplateRenderer,
+) -> None:
+    world, sink = slow_world(renderer)
+    late = await Caller(world.app, json_body=feedback(), path="/v1/feedback").done()
+    again = Caller(world.app, json_body=feedback(), path="/v1/feedback")
+    await asyncio.sleep(0.05)
+    for on_stored in sink.store:
+        on_stored()
+    await again.done()
+
+    assert (late.status, again.status) == (503, 200)
+
+
+def slow_world(renderer: TemplateRenderer) -> tuple[World, SlowSink]:
+    sink = SlowSink()
+    return make_world(renderer, sink=sink, store_timeout_s=0.3), sink

@@ -1,0 +1,79 @@
+"""One TOML file in, or an error that says what to change."""
+
+from pathlib import Path
+
+import pytest
+
+from onlinerl.config import load
+from onlinerl.errors import ConfigError
+
+MINIMAL = '[policy]\nbase_model = "models/base"\n'
+
+
+def write(tmp_path: Path, text: str = MINIMAL) -> Path:
+    path = tmp_path / "onlinerl.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults_fill_what_a_file_leaves_out(tmp_path: Path) -> None:
+    settings = load(write(tmp_path))
+
+    assert settings.gateway.host == "127.0.0.1"
+    assert settings.gateway.api_keys == ()
+    assert settings.store_root == str(tmp_path / ".onlinerl" / "store")
+    assert settings.weights_root == tmp_path / ".onlinerl" / "weights" / "assistant"
+
+
+def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models" / "base").mkdir(parents=True)
+    path = write(tmp_path)
+    monkeypatch.chdir("/")
+
+    assert load(path).policy.base_model == str(tmp_path / "models" / "base")
+
+
+def test_a_hub_id_stays_as_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path, '[policy]\nbase_model = "someone/a-model"\n')
+
+    assert load(path).policy.base_model == "someone/a-model"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.learning_rate=3e-6", 3e-6),
+        ("trainer.trainable=model.layers", "model.layers"),
+        ('trainer.filters=["veto"]', ("veto",)),
+    ],
+)
+def test_overrides_win_over_the_file(tmp_path: Path, override: str, expected: object) -> None:
+    settings = load(write(tmp_path), [override])
+
+    name = override.partition("=")[0].removeprefix("trainer.")
+    assert getattr(settings.trainer, name) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "words"),
+    [
+        (MINIMAL + "[gatway]\nport = 1\n", [], "gatway: unknown key"),
+        (MINIMAL + "[gateway]\nport = 70000\n", [], "gateway.port = 70000"),
+        (MINIMAL + "[gateway\n", [], "not valid TOML"),
+        ("data_dir = 'x'\n", [], "policy: missing"),
+        (MINIMAL, ["trainer.learning_rate"], "section.key=value"),
+        (MINIMAL, ["policy.base_model.deep=1"], "base_model is a value"),
+        (MINIMAL + "[gateway]\nport = 8001\n", [], "engine.port and gateway.port are both 8001"),
+    ],
+    ids=["unknown", "range", "syntax", "missing", "no value", "no section", "same port"],
+)
+def test_a_wrong_file_is_refused_with_the_key_and_its_value(
+    tmp_path: Path, text: str, overrides: list[str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(write(tmp_path, text), overrides)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no configuration file"):
+        load(tmp_path / "absent.toml")

@@ -1,0 +1,74 @@
+"""`doctor` and `up` find what is wrong before anything is started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from onlinerl.cli import main
+from onlinerl.keys import key_hash
+from tests.stack.configuration import write_configuration
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).touch()
+    return folder
+
+
+def test_a_right_configuration_has_no_wrong_line(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_configuration(tmp_path, model=model, key="k")
+
+    assert main(["doctor", "--config", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line.startswith("WRONG")]
+    assert any(line.startswith("note  gateway ") and "does not answer" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("policy.base_model=/no/such/folder", "/no/such/folder is not a folder"),
+        ("gateway.api_keys=[]", "there is no default key; make one with `onlinerl keys new"),
+        ("gateway.max_model_len=4096", "is more than engine.max_model_len"),
+    ],
+)
+def test_what_is_wrong_is_named_with_a_remedy(
+    tmp_path: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    override: str,
+    words: str,
+) -> None:
+    path = write_configuration(tmp_path, model=model, key="k")
+
+    assert main(["doctor", "--config", str(path), "--set", override]) == 1
+    assert words in capsys.readouterr().out
+    assert main(["up", "--config", str(path), "--set", override]) == 1
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "data" / "logs").exists()
+
+
+def test_up_refuses_a_port_that_is_taken(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_configuration(tmp_path, model=model, key="k")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        override = f"ingest.health_port={port}"
+
+        assert main(["up", "--config", str(path), "--set", override]) == 1
+    assert f"port {port}: taken, and ingest needs it" in capsys.readouterr().err
+    assert not (tmp_path / "data" / "logs").exists()
+
+
+def test_the_key_in_the_configuration_is_only_its_hash(tmp_path: Path, model: Path) -> None:
+    text = write_configuration(tmp_path, model=model, key="my-key").read_text()
+
+    assert "my-key" not in text
+    assert key_hash("my-key") in text
