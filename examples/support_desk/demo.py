@@ -10,6 +10,7 @@ The parts are the product's own; this file only plays the users and looks on.
 import argparse
 import asyncio
 import functools
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ LEARNING = {
     "learning_rate": 8e-5,
     "kl_coef": 0.1,
     "tokens_per_step": 1000,
+    "micro_batch_tokens": 1024,
     "rows": ROWS_PER_CYCLE,
     "max_drift": 0.25,
 }
@@ -63,6 +65,7 @@ def main() -> int:
     parser.add_argument("--started", type=float, default=time.time(), help="for the wall time")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped too
     console = Console(highlight=False, soft_wrap=True)
     console.rule("onlinerl: a support desk that learns from its users")
     with Desk(arguments.folder.resolve(), model=arguments.model, learning=LEARNING) as desk:

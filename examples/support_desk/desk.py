@@ -65,6 +65,10 @@ health_port = {ingest}
 learning_rate = {learning_rate}
 kl_coef = {kl_coef}
 tokens_per_step = {tokens_per_step}
+micro_batch_tokens = {micro_batch_tokens}
+# One epoch of few, large steps moves far from the policy that served: bounds to match.
+k3_max = 0.3
+stop_k3 = 0.3
 max_rows = {rows}
 min_labelled_rows = {rows}
 heldout_fraction = 0.1
@@ -80,6 +84,8 @@ poll_s = 1.0
 health_port = {deploy}
 gates.max_rows = 48
 gates.drift.max_k3 = {max_drift}
+gates.drift.min_tokens = 100
+gates.reward.min_ess = 5
 """
 
 

@@ -1,0 +1,144 @@
+"""What the deploy controller and its gates can be told. Imports nothing heavy."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from onlinerl.base_config import Config
+
+
+class DriftGateConfig(Config):
+    """How far the candidate may move from the champion, on held-out logged answers."""
+
+    enabled: bool = True
+    """False records the gate as skipped."""
+
+    max_k3: float = Field(default=0.1, gt=0)
+    """Bound on the mean over tokens of r - log r - 1, nats; r is candidate over champion."""
+
+    min_tokens: int = Field(default=200, ge=1)
+    """With fewer held-out tokens there is not enough evidence and the gate is skipped."""
+
+
+class RewardGateConfig(Config):
+    """The reward that the logs predict for the candidate, against the champion."""
+
+    enabled: bool = True
+    """False records the gate as skipped."""
+
+    margin: float = Field(default=0.05, ge=0)
+    """How much reward may be lost: failed only when the upper bound lies below -margin."""
+
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Two-sided level of the interval around the estimated difference."""
+
+    max_weight: float = Field(default=10.0, gt=1)
+    """Bound on the importance weight of one answer; larger ones are clipped."""
+
+    min_ess: float = Field(default=30.0, ge=1)
+    """Effective number of answers below which there is not enough evidence."""
+
+    min_ess_fraction: float = Field(default=0.3, ge=0, le=1)
+    """Effective share of answers below which there is not enough evidence."""
+
+
+class PerplexityGateConfig(Config):
+    """General language ability: perplexity of a reference text, relative to version 1."""
+
+    enabled: bool = True
+    """False records the gate as skipped."""
+
+    reference: Path | None = None
+    """UTF-8 text file; None takes the text that comes with the package."""
+
+    max_ratio: float = Field(default=1.2, gt=0)
+    """Bound on perplexity of the candidate divided by that of version 1."""
+
+    max_tokens: int = Field(default=4096, ge=32)
+    """Tokens of the reference that are scored."""
+
+    window: int = Field(default=512, ge=16)
+    """Tokens of one forward pass; the text is cut into such pieces."""
+
+
+class GatesConfig(Config):
+    """What a candidate must pass before a person or the controller may promote it."""
+
+    drift: DriftGateConfig = DriftGateConfig()
+    """Distance from the champion."""
+
+    reward: RewardGateConfig = RewardGateConfig()
+    """Estimated reward."""
+
+    perplexity: PerplexityGateConfig = PerplexityGateConfig()
+    """General language ability."""
+
+    max_rows: int = Field(default=256, ge=1)
+    """Held-out answers that are scored, newest first."""
+
+    max_age_s: float = Field(default=7 * 86_400.0, gt=0)
+    """Older held-out answers are left out, seconds."""
+
+    threads: int = Field(default=0, ge=0)
+    """CPU threads of the gate job; 0 leaves the choice to torch."""
+
+    timeout_s: float = Field(default=1800.0, gt=0)
+    """A gate job that runs longer is stopped and the candidate is not promoted, seconds."""
+
+
+class ProbeConfig(Config):
+    """The proof after a swap: the engine's logprobs against transformers on the new weights."""
+
+    max_mean_abs_diff: float = Field(default=0.01, gt=0)
+    """Bound on the mean absolute difference of token logprobs, nats. An engine that computes in
+    float32 stays below 0.0001; one in bfloat16 reaches 0.01 to 0.05 with the right weights."""
+
+    num_sequences: int = Field(default=4, ge=1)
+    """Token sequences that are scored."""
+
+    max_tokens: int = Field(default=64, ge=8)
+    """Length of one sequence."""
+
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Bound on one request to the engine, seconds."""
+
+
+class DeployConfig(Config):
+    """The controller that gates, promotes, verifies and rolls back."""
+
+    poll_s: float = Field(default=5.0, gt=0)
+    """Time between two looks at the registry and the replicas, seconds."""
+
+    review: Literal["auto", "required"] = "auto"
+    """`required`: a candidate that passed waits for the tag `review = approved`."""
+
+    gates: GatesConfig = GatesConfig()
+    """What is measured before a promotion."""
+
+    probe: ProbeConfig = ProbeConfig()
+    """What is measured after a swap."""
+
+    anchor_every: int = Field(default=10, ge=1)
+    """Deltas between two full sets of weights."""
+
+    health_port: int = Field(default=9103, ge=0, le=65535)
+    """Port of `/health/live`, `/health/ready` and `/metrics`; 0 switches them off."""
+
+    stage_timeout_s: float = Field(default=600.0, gt=0)
+    """Bound on fetching, verifying and decoding weights on a replica, seconds."""
+
+    commit_timeout_s: float = Field(default=120.0, gt=0)
+    """Bound on one call of the swap, and on the whole pause, seconds."""
+
+    request_timeout_s: float = Field(default=10.0, gt=0)
+    """Bound on any other request to a replica, seconds."""
+
+    command_timeout_s: float = Field(default=900.0, gt=0)
+    """How long `onlinerl promote` and `rollback` wait for the controller, seconds."""
+
+    max_attempts: int = Field(default=3, ge=1)
+    """Swaps of one version that may fail before it is given up."""
+
+    pause_warning_ms: float = Field(default=1000.0, gt=0)
+    """A swap that pauses a replica longer is logged as a warning, milliseconds."""

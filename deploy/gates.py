@@ -1,0 +1,173 @@
+"""Verdicts of the gates: pure functions of measured values.
+
+Three answers, not two: *skipped* says that there was not enough evidence (or that the gate is
+switched off), which neither stops a candidate nor speaks for it. A value that is not a number
+fails.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+from onlinerl.deploy.config import DriftGateConfig, PerplexityGateConfig, RewardGateConfig
+
+GateStatus = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """What one gate says of a candidate."""
+
+    name: str
+    status: GateStatus
+    value: float | None
+    """What was measured; None when nothing could be."""
+    bound: float | None
+    detail: str
+    """One line for a person."""
+
+
+@dataclass(frozen=True)
+class ScoredAnswer:
+    """A held-out answer under three policies; log-probabilities are summed over its tokens."""
+
+    behaviour: float
+    """Under the policy that served it, as logged."""
+    champion: float
+    candidate: float
+    reward: float | None
+    """None when nobody rated it."""
+
+
+@dataclass(frozen=True)
+class RewardEstimate:
+    """Reward of the candidate minus that of the champion, from logs."""
+
+    difference: float
+    low: float
+    high: float
+    ess: float
+    """Effective number of answers."""
+    num_answers: int
+    snips: float
+    """Self-normalised estimate of the candidate's reward itself."""
+
+
+def finite_gate(*, num_nonfinite: int) -> GateResult:
+    """No weight may be infinite or not a number."""
+    status: GateStatus = "failed" if num_nonfinite else "passed"
+    return GateResult(
+        "finite", status, float(num_nonfinite), 0.0, f"{num_nonfinite} weights are not finite"
+    )
+
+
+def drift_gate(*, k3: float | None, num_tokens: int, config: DriftGateConfig) -> GateResult:
+    """The candidate stays near the champion on what users really ask."""
+    if not config.enabled:
+        return GateResult("drift", "skipped", k3, config.max_k3, "switched off")
+    if k3 is None or num_tokens < config.min_tokens:
+        return GateResult(
+            "drift",
+            "skipped",
+            k3,
+            config.max_k3,
+            f"not enough evidence: {num_tokens} held-out tokens, {config.min_tokens} needed",
+        )
+    status: GateStatus = "passed" if k3 <= config.max_k3 else "failed"
+    return GateResult("drift", status, k3, config.max_k3, f"k3 over {num_tokens} tokens, nats")
+
+
+def perplexity_gate(*, candidate: float, base: float, config: PerplexityGateConfig) -> GateResult:
+    """General language stays about as good as in version 1."""
+    ratio = candidate / base
+    if not config.enabled:
+        return GateResult("perplexity", "skipped", ratio, config.max_ratio, "switched off")
+    status: GateStatus = "passed" if ratio <= config.max_ratio else "failed"
+    detail = f"{candidate:.2f} against {base:.2f} of version 1"
+    return GateResult("perplexity", status, ratio, config.max_ratio, detail)
+
+
+def reward_gate(answers: Sequence[ScoredAnswer], config: RewardGateConfig) -> GateResult:
+    """Failed only when the logs rule out that the candidate is about as good."""
+    if not config.enabled:
+        return GateResult("reward", "skipped", None, -config.margin, "switched off")
+    estimate = estimate_reward(answers, max_weight=config.max_weight, confidence=config.confidence)
+    if estimate is None:
+        detail = "not enough evidence: fewer than two rated held-out answers"
+        return GateResult("reward", "skipped", None, -config.margin, detail)
+    detail = (
+        f"{estimate.difference:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}], effective"
+        f" answers {estimate.ess:.0f} of {estimate.num_answers}, SNIPS {estimate.snips:+.3f}"
+    )
+    if not _has_evidence(estimate, config):
+        detail = f"not enough evidence: {detail}"
+        return GateResult("reward", "skipped", estimate.difference, -config.margin, detail)
+    status: GateStatus = "passed" if estimate.high >= -config.margin else "failed"
+    return GateResult("reward", status, estimate.difference, -config.margin, detail)
+
+
+def _has_evidence(estimate: RewardEstimate, config: RewardGateConfig) -> bool:
+    enough = estimate.ess >= config.min_ess
+    return enough and estimate.ess >= config.min_ess_fraction * estimate.num_answers
+
+
+def estimate_reward(
+    answers: Sequence[ScoredAnswer], *, max_weight: float, confidence: float
+) -> RewardEstimate | None:
+    """mean((w - v)(r - b)) with a normal interval; None for fewer than two rated answers.
+
+    w and v are the sequence weights of candidate and champion against the policy that served,
+    clipped at `max_weight`. When the champion served all of it, v = 1 and this is the estimator
+    mean((w - 1)(r - b)), whose variance vanishes with the size of the step. b is the mean reward:
+    it adds a bias of order 1/n and takes out most of the variance.
+    """
+    rated = [answer for answer in answers if answer.reward is not None]
+    if len(rated) < 2:
+        return None
+    weights = [_weight(answer.candidate - answer.behaviour, max_weight) for answer in rated]
+    champions = [_weight(answer.champion - answer.behaviour, max_weight) for answer in rated]
+    rewards = [answer.reward for answer in rated if answer.reward is not None]
+    baseline = math.fsum(rewards) / len(rewards)
+    terms = [
+        (weight - champion) * (reward - baseline)
+        for weight, champion, reward in zip(weights, champions, rewards, strict=True)
+    ]
+    mean = math.fsum(terms) / len(terms)
+    variance = math.fsum((term - mean) ** 2 for term in terms) / (len(terms) - 1)
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(variance / len(terms))
+    total = math.fsum(weights)
+    return RewardEstimate(
+        difference=mean,
+        low=mean - half,
+        high=mean + half,
+        ess=total**2 / math.fsum(weight**2 for weight in weights),
+        num_answers=len(rated),
+        snips=math.fsum(w * r for w, r in zip(weights, rewards, strict=True)) / total,
+    )
+
+
+def _weight(log_ratio: float, max_weight: float) -> float:
+    # Bounded before exp; the floor keeps sums of weights above zero.
+    return math.exp(min(max(log_ratio, -20.0), math.log(max_weight)))
+
+
+def all_passed(results: Sequence[GateResult]) -> bool:
+    """Whether nothing speaks against the candidate."""
+    return not any(result.status == "failed" for result in results)
+
+
+def report(results: Sequence[GateResult], *, headline: str) -> str:
+    """The description of a version: a Markdown table."""
+    lines = [headline, "", "| gate | verdict | value | bound | detail |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {result.name} | {result.status} | {_number(result.value)} | {_number(result.bound)}"
+        f" | {result.detail} |"
+        for result in results
+    ]
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

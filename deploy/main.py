@@ -1,0 +1,208 @@
+"""`onlinerl deploy | promote | rollback | status` with their real parts."""
+
+import logging
+import signal
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onlinerl.deploy import metrics
+from onlinerl.deploy.checkpoints import Checkpoints, base_checkpoint
+from onlinerl.deploy.commands import Commands, RollbackCommand, show_status
+from onlinerl.deploy.controller import Controller, utc_now
+from onlinerl.deploy.decisions import Decisions
+from onlinerl.deploy.evidence import heldout_answers
+from onlinerl.deploy.examiner import Examiner
+from onlinerl.deploy.journal import DeltaJournal
+from onlinerl.deploy.lease import Lease
+from onlinerl.deploy.mlflow_registry import MlflowRegistry
+from onlinerl.deploy.publisher import Publisher
+from onlinerl.deploy.registry import Registry
+from onlinerl.deploy.replica import HttpReplica
+from onlinerl.deploy.swap import Fleet
+from onlinerl.errors import OnlineRLError
+from onlinerl.health import HealthServer
+from onlinerl.rollout_store.store import DeltaStore
+
+if TYPE_CHECKING:
+    from onlinerl.config import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def run_deploy(settings: "Settings") -> int:
+    """Look at the registry every `poll_s` until a signal.
+
+    Raises:
+        LeaseHeld: when another controller runs on this data folder.
+    """
+    stop = threading.Event()
+    with _stopping(stop), Lease(_folder(settings)):
+        store = DeltaStore(settings.store_root, settings.store.storage_options)
+        registry = real_registry(settings)
+        checkpoints = Checkpoints(_folder(settings) / "checkpoints", registry)
+        examiner = _examiner(settings, store, checkpoints)
+        controller = _controller(settings, store, registry, checkpoints, examiner)
+        port = settings.deploy.health_port
+        with HealthServer("127.0.0.1", port, ready=lambda: controller.status):
+            _loop(controller, store, stop, poll_s=settings.deploy.poll_s)
+        examiner.cancel()
+    return 0
+
+
+def run_promote(settings: "Settings", version: int | None, actor: str) -> int:
+    """Ask the controller to examine and promote a version, and wait for its answer.
+
+    Args:
+        settings: The configuration.
+        version: None takes the candidate.
+        actor: Who asks.
+    """
+    return _commands(settings).promote(version, actor=actor)
+
+
+def run_rollback(settings: "Settings", version: int | None, actor: str, reason: str) -> int:
+    """Ask the controller for an earlier version, and wait for its answer.
+
+    Args:
+        settings: The configuration.
+        version: None takes the version before the champion.
+        actor: Who asks.
+        reason: Why; it is kept in the tables.
+    """
+    return _commands(settings).roll_back(RollbackCommand(version, actor=actor, reason=reason))
+
+
+def run_status(settings: "Settings") -> int:
+    """Print versions, what was decided about them, and what each engine serves."""
+    return show_status(
+        real_registry(settings), replicas(settings), controller=Lease(_folder(settings)).holder()
+    )
+
+
+def real_registry(settings: "Settings") -> Registry:
+    """The MLflow server of the configuration."""
+    return MlflowRegistry(
+        settings.registry.tracking_uri,
+        policy=settings.policy.name,
+        experiment=settings.registry.experiment,
+        timeout_s=settings.deploy.request_timeout_s,
+    )
+
+
+def replicas(settings: "Settings") -> list[HttpReplica]:
+    """The engines that the gateway routes to."""
+    return [
+        HttpReplica(
+            url,
+            policy=settings.policy.name,
+            request_timeout_s=settings.deploy.request_timeout_s,
+            commit_timeout_s=settings.deploy.commit_timeout_s,
+        )
+        for url in settings.gateway.engines
+    ]
+
+
+def _folder(settings: "Settings") -> Path:
+    return settings.folder("deploy")
+
+
+def _commands(settings: "Settings") -> Commands:
+    return Commands(
+        real_registry(settings),
+        lease=Lease(_folder(settings)),
+        timeout_s=settings.deploy.command_timeout_s,
+        poll_s=min(1.0, settings.deploy.poll_s),
+    )
+
+
+def _examiner(settings: "Settings", store: DeltaStore, checkpoints: Checkpoints) -> Examiner:
+    return Examiner(
+        _folder(settings) / "gates",
+        checkpoints=checkpoints,
+        answers=lambda: heldout_answers(
+            store,
+            rewards=settings.rewards,
+            policy=settings.policy.name,
+            heldout_fraction=settings.trainer.heldout_fraction,
+            gates=settings.deploy.gates,
+        ),
+        config=settings.deploy,
+    )
+
+
+def _controller(
+    settings: "Settings",
+    store: DeltaStore,
+    registry: Registry,
+    checkpoints: Checkpoints,
+    examiner: Examiner,
+) -> Controller:
+    policy = settings.policy
+    publisher = Publisher(
+        settings.weights_root,
+        policy=policy.name,
+        checkpoints=checkpoints,
+        anchor_every=settings.deploy.anchor_every,
+    )
+
+    def register_base() -> int:
+        target = _folder(settings) / "base"
+        base_checkpoint(policy.base_model, policy=policy.name, target=target)
+        return registry.register_base(target)
+
+    return Controller(
+        registry,
+        fleet=Fleet(
+            replicas(settings), policy=policy.name, root=publisher.root, config=settings.deploy
+        ),
+        examiner=examiner,
+        publisher=publisher,
+        decisions=Decisions(registry, DeltaJournal(store), policy=policy.name, now=utc_now),
+        config=settings.deploy,
+        register_base=register_base,
+    )
+
+
+def _loop(
+    controller: Controller, store: DeltaStore, stop: threading.Event, *, poll_s: float
+) -> None:
+    has_tables = False
+    said: str | None = None
+    while not stop.is_set():
+        try:
+            if not has_tables:
+                store.create()
+                has_tables = True
+            controller.tick()
+            said = None
+        except OnlineRLError as error:
+            metrics.ERRORS.inc()
+            controller.status = str(error)
+            if said != controller.status:  # a part that is away for minutes is said once
+                logger.warning("look ended early: %s", error)
+            said = controller.status
+        except Exception:  # process border: the next look starts afresh
+            metrics.ERRORS.inc()
+            controller.status = "the last look at the registry failed; see the log"
+            logger.exception("look failed")
+        stop.wait(poll_s)
+
+
+@contextmanager
+def _stopping(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set the event while the context is open."""
+
+    def handle(number: int, frame: types.FrameType | None) -> None:
+        stop.set()
+
+    signals = (signal.SIGTERM, signal.SIGINT)
+    previous = {number: signal.signal(number, handle) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,55 @@
+"""The routes of vLLM that the gateway uses, without a model; run as a program with a port.
+
+Answers `max_tokens` tokens of a fixed text, slowly enough that answers overlap.
+"""
+
+import asyncio
+import json
+import sys
+
+from aiohttp import web
+
+TOKENS = [11705, 260, 2795, 30]
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    body = await request.json()
+    num_tokens = min(int(body["sampling_params"]["max_tokens"]), 12)
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for position in range(num_tokens):
+        last = position == num_tokens - 1
+        token_id = 2 if last else TOKENS[position % len(TOKENS)]
+        span = {"version": "assistant/1", "start": 0, "end": num_tokens}
+        choice = {
+            "index": 0,
+            "token_ids": [token_id],
+            "logprobs": {"content": [{"token_id": token_id, "logprob": -0.5}]},
+            "finish_reason": "stop" if last else None,
+            "weight_versions": [span] if last else None,
+        }
+        await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+        await asyncio.sleep(0.005)
+    await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def healthy(_: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def weight_info(_: web.Request) -> web.Response:
+    return web.json_response({"weight_version": "assistant/1"})
+
+
+def main() -> None:
+    app = web.Application()
+    app.router.add_post("/inference/v1/generate", generate)
+    app.router.add_post("/inference/v1/abort_requests", healthy)
+    app.router.add_get("/health", healthy)
+    app.router.add_get("/weight_info", weight_info)
+    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
+
+
+if __name__ == "__main__":
+    main()
