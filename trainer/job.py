@@ -1,0 +1,40 @@
+"""The training process of the schedule: `python -m onlinerl.trainer.job SETTINGS.json`.
+
+A process of its own, so that what a cycle allocates is gone when it ends, and a crash of torch is
+not a crash of the schedule.
+"""
+
+import logging
+import sys
+from pathlib import Path
+
+from onlinerl import logs
+from onlinerl.errors import OnlineRLError, TooFewRows, TrainingError
+
+EXIT_FAILED, EXIT_NOTHING_TO_DO = 1, 3
+
+logger = logging.getLogger("onlinerl.trainer.job")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one cycle with the settings in a JSON file."""
+    from onlinerl.config import Settings
+    from onlinerl.trainer.main import run_train
+
+    logs.configure("info")
+    settings = Settings.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
+    try:
+        return run_train(settings)
+    except TooFewRows as error:
+        logger.info("nothing to do: %s", error)
+        return EXIT_NOTHING_TO_DO
+    except TrainingError as error:
+        logger.error("the cycle failed: %s", error)
+        return EXIT_FAILED
+    except OnlineRLError as error:
+        logger.error("%s", error)
+        return EXIT_FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+"""What the controller of a cycle knows of a row: one labelled completion, without its tokens."""
+
+from datetime import datetime
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict
+
+RowKey = tuple[str, int]
+"""interaction_id and choice_index."""
+
+
+class WindowRow(BaseModel):
+    """One labelled completion of a window. Kept in the plan, so that a repeat learns the same."""
+
+    model_config = ConfigDict(frozen=True)
+
+    interaction_id: str
+    choice_index: int
+    session_id: str
+    tenant: str
+    task: str | None = None
+    """Value of the task tag: rows with the same one form a group."""
+    reward: float
+    version: int
+    """Policy version of the last sampled token."""
+    temperature: float
+    num_sampled: int
+    """Completion tokens."""
+    served_at: AwareDatetime
+
+    @property
+    def key(self) -> RowKey:
+        """Identity of the row."""
+        return (self.interaction_id, self.choice_index)
+
+
+def served_range(rows: list[WindowRow]) -> tuple[datetime, datetime]:
+    """When the first and the last row of a window that is not empty were served."""
+    times = [row.served_at for row in rows]
+    return min(times), max(times)
