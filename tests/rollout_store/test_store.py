@@ -21,7 +21,12 @@ def store(tmp_path: Path) -> DeltaStore:
 
 def audit(audit_id: str) -> pa.Table:
     row = AuditRow(
-        audit_id=audit_id, actor="a", action="b", subject="c", acted_at=NOON, ingest_date=NOON.date()
+        audit_id=audit_id,
+        actor="a",
+        action="b",
+        subject="c",
+        acted_at=NOON,
+        ingest_date=NOON.date(),
     )
     return to_table([row])
 

@@ -24,7 +24,7 @@ schedule = {{ health_port = {schedule}, interval_s = 3600, check_every_s = 1 }}
 metrics = [{{ name = "accepted" }}]
 
 [trainer]
-min_labelled_rows = 8
+min_labelled_rows = 40
 heldout_fraction = 0.2
 
 [deploy]
