@@ -99,7 +99,7 @@ class RewardsConfig(Config):
     """Lowest and highest reward."""
 
     session_discount: float = Field(default=1.0, ge=0, le=1)
-    """Feedback on a session counts on an interaction times this, once per later turn."""
+    """Feedback on a session counts on an interaction times this, once per turn between them."""
 
     maturity_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Age of an interaction, in seconds, from which its reward is listed; 0 lists it at once."""

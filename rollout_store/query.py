@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Format = Literal["table", "json", "csv", "parquet"]
 
 _MAX_CELL = 80
+_WIDTH_OF_A_FILE = 100_000
+"""Columns of a table that no terminal shows: its lines are as long as their cells."""
 _MAX_SHOWN_ROWS = 1_000
 
 
@@ -81,15 +83,26 @@ def _print_table(result: pa.Table) -> None:
         table.add_column(name, overflow="fold")
     for row in result.slice(0, _MAX_SHOWN_ROWS).to_pylist():
         table.add_row(*(_cell(value) for value in row.values()))
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
     console.print(table, markup=False)
     if result.num_rows > _MAX_SHOWN_ROWS:
         console.print(f"the first {_MAX_SHOWN_ROWS} of {result.num_rows} rows")
 
 
 def _cell(value: object) -> str:
-    text = "" if value is None else str(value)
+    text = "" if value is None else str(_rounded(value))
     return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 1]}…"
+
+
+def _rounded(value: object) -> object:
+    """Six significant digits of every float; the other formats keep all of them."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return value
 
 
 def _flat(result: pa.Table) -> pa.Table:

@@ -210,6 +210,9 @@ class FeedbackFields(Record):
     """Whose API key gave it; it counts only on interactions of the same tenant."""
     user: str | None = None
     """Keyed hash of the caller's user id."""
+    consent: Consent | None = None
+    """What the caller allows; null from writers that did not say, which counts as the consent of
+    the interaction."""
     given_at: AwareDatetime
     """When the gateway received it, UTC."""
     tags: dict[str, str] = {}
@@ -319,7 +322,7 @@ class PromotionRow(Record):
     decided_at: AwareDatetime
     """When it was done, UTC."""
     ingest_date: date
-    """UTC day of `at`."""
+    """UTC day of `decided_at`."""
 
 
 class AuditRow(Record):
@@ -338,7 +341,7 @@ class AuditRow(Record):
     acted_at: AwareDatetime
     """When, UTC."""
     ingest_date: date
-    """UTC day of `at`."""
+    """UTC day of `acted_at`."""
 
 
 TABLES: dict[str, type[BaseModel]] = {

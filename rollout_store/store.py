@@ -75,6 +75,8 @@ class DeltaStore:
     ) -> int:
         """Add rows and transactions in one commit; either all of it is stored or nothing.
 
+        Columns that the table lacks are added to it; columns that the rows lack are null in them.
+
         Returns:
             The version of the table that holds them.
 
@@ -93,7 +95,9 @@ class DeltaStore:
             with _storage_errors(f"append to table {table}"):
                 # Committing on the version that was checked: a writer that slips in between with
                 # one of these app ids makes this commit fail.
-                write_deltalake(delta, rows, mode="append", commit_properties=properties)
+                write_deltalake(
+                    delta, rows, mode="append", schema_mode="merge", commit_properties=properties
+                )
         except CommitFailedError as error:
             raise StoreConflict(f"another writer committed to {table} first: {error}") from error
         return int(delta.version())

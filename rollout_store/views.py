@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import duckdb
+import pyarrow as pa
+from pyarrow.dataset import Dataset
 
 from onlinerl.rollout_store.config import RewardsConfig
 from onlinerl.rollout_store.reward_view import reward_view
@@ -89,9 +91,17 @@ def _add_table(
     if version is None and not store.exists(table):
         rows = schema_of(TABLES[table]).empty_table()
     else:
-        rows = store.dataset(table, version=version)
+        rows = _with_every_column(store.dataset(table, version=version), table)
     connection.register(f"stored_{table}", rows)
     connection.execute(_deduplicated(table))
+
+
+def _with_every_column(stored: Dataset, table: str) -> Dataset:
+    """Columns in the order of the row model; one that an older table lacks reads as null."""
+    present = {field.name: field for field in stored.schema}
+    declared = schema_of(TABLES[table])
+    fields = [present.pop(field.name, field.with_nullable(True)) for field in declared]
+    return stored.replace_schema(pa.schema([*fields, *present.values()]))
 
 
 def _deduplicated(table: str) -> str:

@@ -1,21 +1,28 @@
 """Reward to advantage, when almost every prompt was served once.
 
 Where a group exists (several completions of one interaction, or one task tag over several
-sessions) the baseline of a row is the mean of the others (leave-one-out, Kool et al. 2019). Else it
-is an exponential mean of the tenant's rewards, per session and before the row's own session
-enters it, so a row never subtracts itself and one sample per prompt has an advantage.
-Every session weighs the same, however many rows it was cut into.
+sessions of a tenant) the baseline of a row is the mean of the others (leave-one-out, Kool et al.
+2019). Else it is an exponential mean of the tenant's rewards, per session and before the row's own
+session enters it; for a tenant without a history it is the mean of its other sessions. So a row
+never subtracts itself, and one sample per prompt has an advantage.
+
+A row weighs 1 over the number of rows of its session, and every token of the row carries that
+weight: sessions weigh the same per token, so one with longer completions counts for more.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from onlinerl.trainer.rows import RowKey, WindowRow
 
 SMALLEST_SPREAD = 1e-6
-"""Advantages that differ by less than this are left as they are: scaling would be noise."""
+"""Rewards or advantages that differ by less than this are the same: scaling them would be noise."""
+
+SessionKey = tuple[str, str]
+"""tenant and session_id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +30,9 @@ class Advantages:
     """What every row of a window is worth, and the baselines that the next cycle starts from."""
 
     values: dict[RowKey, float]
-    """Whitened advantage."""
+    """Advantage, whitened when the rewards of the window differ."""
     weights: dict[RowKey, float]
-    """1 over the number of rows of the row's session."""
+    """1 over the number of rows of the row's session, for each token of the row."""
     baselines: dict[str, float]
     """Exponential mean reward by tenant, after this window."""
 
@@ -33,20 +40,25 @@ class Advantages:
 def compute_advantages(
     rows: Sequence[WindowRow], *, baselines: Mapping[str, float], decay: float
 ) -> Advantages:
-    """Advantages of a window; `baselines` are those of the cycle before."""
+    """Advantages of a window; `baselines` are those of the cycle before.
+
+    When all rewards are equal, advantages are not whitened: they differ only because the baseline
+    moves along the window, and a shift to mean 0 would blame half of the rows for that.
+    """
     weights = session_weights(rows)
     tracked, after = tracked_baselines(rows, baselines=baselines, decay=decay)
     grouped = group_baselines(rows)
-    raw = {row.key: row.reward - grouped.get(row.key, tracked[row.session_id]) for row in rows}
-    return Advantages(values=whiten(raw, weights=weights), weights=weights, baselines=after)
+    raw = {row.key: row.reward - grouped.get(row.key, tracked[row.session]) for row in rows}
+    rewards = [row.reward for row in rows]
+    differ = max(rewards) - min(rewards) >= SMALLEST_SPREAD
+    values = whiten(raw, weights=weights) if differ else raw
+    return Advantages(values=values, weights=weights, baselines=after)
 
 
 def session_weights(rows: Sequence[WindowRow]) -> dict[RowKey, float]:
-    """Weights with which every session sums to 1."""
-    sizes: dict[str, int] = defaultdict(int)
-    for row in rows:
-        sizes[row.session_id] += 1
-    return {row.key: 1 / sizes[row.session_id] for row in rows}
+    """Weights of rows with which every session sums to 1."""
+    sizes = Counter(row.session for row in rows)
+    return {row.key: 1 / sizes[row.session] for row in rows}
 
 
 def group_baselines(rows: Sequence[WindowRow]) -> dict[RowKey, float]:
@@ -56,33 +68,32 @@ def group_baselines(rows: Sequence[WindowRow]) -> dict[RowKey, float]:
     with the other sessions only, one mean per session: its own later turns are no fair baseline.
     """
     found: dict[RowKey, float] = {}
-    for group in _split(rows, by=lambda row: row.task).values():
-        found |= _leave_one_out(group, unit=lambda row: row.session_id)
+    for group in _split(rows, by=_task_of_tenant).values():
+        found |= _leave_one_out(group, unit=lambda row: row.session)
     for group in _split(rows, by=lambda row: row.interaction_id).values():
-        found |= _leave_one_out(group, unit=lambda row: str(row.choice_index))
+        found |= _leave_one_out(group, unit=lambda row: row.choice_index)
     return found
 
 
 def tracked_baselines(
     rows: Sequence[WindowRow], *, baselines: Mapping[str, float], decay: float
-) -> tuple[dict[str, float], dict[str, float]]:
+) -> tuple[dict[SessionKey, float], dict[str, float]]:
     """The tenant's exponential mean before each session, and after the last one.
 
-    A tenant without a history starts from the mean over its other sessions in the window, or
-    from 0 when there is none.
+    A tenant without a history has for each session the mean over its others in the window, or 0
+    when there is none; its exponential mean starts at the mean over all.
     """
-    before: dict[str, float] = {}
+    before: dict[SessionKey, float] = {}
     after = dict(baselines)
     for tenant, of_tenant in _split(rows, by=lambda row: row.tenant).items():
         means = _session_means(of_tenant)
-        value = after.get(tenant)
-        for position, (session_id, mean) in enumerate(means.items()):
-            if value is None:
-                value = _mean([other for i, other in enumerate(means.values()) if i != position])
-            before[session_id] = value
-            value = decay * value + (1 - decay) * mean
-        if value is not None:
-            after[tenant] = value
+        if tenant not in baselines:
+            before |= {key: _mean_of_others(means, key=key) for key in means}
+            after[tenant] = _mean(list(means.values()))
+            continue
+        for key, mean in means.items():
+            before[key] = after[tenant]
+            after[tenant] = decay * after[tenant] + (1 - decay) * mean
     return before, after
 
 
@@ -91,8 +102,7 @@ def whiten(
 ) -> dict[RowKey, float]:
     """Shift to weighted mean 0 and scale to weighted deviation 1.
 
-    A window of one reward only has no spread: its advantages stay as they are, since what the
-    baselines say about them is all there is.
+    Values without a spread stay as they are.
     """
     total = sum(weights[key] for key in values)
     mean = sum(weights[key] * value for key, value in values.items()) / total
@@ -102,29 +112,40 @@ def whiten(
     return {key: (value - mean) / math.sqrt(variance) for key, value in values.items()}
 
 
-Label = Callable[[WindowRow], str | None]
+Key = TypeVar("Key", bound=Hashable)
 
 
-def _leave_one_out(group: Sequence[WindowRow], *, unit: Label) -> dict[RowKey, float]:
+def _task_of_tenant(row: WindowRow) -> tuple[str, str] | None:
+    return None if row.task is None else (row.tenant, row.task)
+
+
+def _leave_one_out(
+    group: Sequence[WindowRow], *, unit: Callable[[WindowRow], Key]
+) -> dict[RowKey, float]:
     means = {
         name: _mean([row.reward for row in of_unit])
         for name, of_unit in _split(group, by=unit).items()
     }
     if len(means) < 2:
         return {}
-    total, others = sum(means.values()), len(means) - 1
-    return {row.key: (total - means[str(unit(row))]) / others for row in group}
+    return {row.key: _mean_of_others(means, key=unit(row)) for row in group}
 
 
-def _session_means(rows: Sequence[WindowRow]) -> dict[str, float]:
+def _mean_of_others(means: Mapping[Key, float], *, key: Key) -> float:
+    return _mean([mean for other, mean in means.items() if other != key])
+
+
+def _session_means(rows: Sequence[WindowRow]) -> dict[SessionKey, float]:
     """Mean reward of each session, in the order in which the sessions began."""
     in_time = sorted(rows, key=lambda row: (row.served_at, row.key))
-    sessions = _split(in_time, by=lambda row: row.session_id)
+    sessions = _split(in_time, by=lambda row: row.session)
     return {name: _mean([row.reward for row in of]) for name, of in sessions.items()}
 
 
-def _split(rows: Sequence[WindowRow], *, by: Label) -> dict[str, list[WindowRow]]:
-    groups: dict[str, list[WindowRow]] = {}
+def _split(
+    rows: Sequence[WindowRow], *, by: Callable[[WindowRow], Key | None]
+) -> dict[Key, list[WindowRow]]:
+    groups: dict[Key, list[WindowRow]] = {}
     for row in rows:
         if (name := by(row)) is not None:
             groups.setdefault(name, []).append(row)

@@ -39,7 +39,10 @@ class ForwardBackward:
 
 
 class TrainingBackend(Protocol):
-    """Owns the weights, their gradients and the optimizer state."""
+    """Owns the weights, their gradients and the optimizer state.
+
+    It lives for one cycle: the next one starts from served weights with a new optimizer.
+    """
 
     def forward_backward(self, data: Sequence[Datum], *, loss: LossSpec) -> ForwardBackward:
         """Add the gradient of the summed loss to what is there."""

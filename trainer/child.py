@@ -1,5 +1,6 @@
 """A training process, started, watched and ended from outside it."""
 
+import ctypes
 import logging
 import os
 import signal
@@ -13,6 +14,12 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+
+LATE = 124
+"""Exit code of a command that was ended because it took too long, as of timeout(1)."""
+
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 def job_command(settings_file: Path) -> list[str]:
@@ -30,6 +37,8 @@ def run_child(
 ) -> int:
     """Run a command in its own process group until it ends, is too late, or `stop` is set.
 
+    It dies with the thread that calls this, even when that is killed.
+
     Args:
         command: what to run.
         timeout_s: after this it is ended.
@@ -38,19 +47,26 @@ def run_child(
         alive: called while waiting.
 
     Returns:
-        The exit code; negative when a signal ended it. Nothing of the group is left.
+        The exit code; negative when a signal ended it, `LATE` when it was too late. Nothing of the
+        group is left.
     """
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent)
+    late = False
     deadline = time.monotonic() + timeout_s
     try:
         while process.poll() is None and not stop.wait(POLL_S):
             alive()
-            if time.monotonic() > deadline:
+            if late := time.monotonic() > deadline:
                 logger.error("a cycle took too long", extra={"timeout_s": timeout_s})
                 break
     finally:
         _end(process, grace_s=grace_s)
-    return process.returncode
+    return LATE if late else process.returncode
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGKILL when its parent dies, even of SIGKILL (Linux prctl(2))."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:

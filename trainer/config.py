@@ -125,7 +125,7 @@ class TrainerConfig(Config):
     """Rows whose tag of this name has the same value form a group with a leave-one-out baseline."""
 
     max_attempts: int = Field(default=3, ge=1, le=100)
-    """A planned cycle that died this often is given up and its rows are free again."""
+    """A cycle whose update died this often is given up and its rows are free again."""
 
     lease_ttl_s: float = Field(default=60.0, ge=1, le=3600)
     """A lease whose holder has not been heard of for this long may be taken over, seconds."""
@@ -165,7 +165,8 @@ class ScheduleConfig(Config):
     """How often it is looked whether a cycle is due, seconds."""
 
     retry_after_s: float = Field(default=60.0, ge=0, le=86_400)
-    """Pause after a cycle that failed or was not possible, seconds."""
+    """Pause after a training process that registered nothing, seconds. A cycle that was given up is
+    followed after `interval_s`, or 600 s if that is shorter, or this if it is longer."""
 
     cycle_timeout_s: float = Field(default=6 * 3600.0, gt=0)
     """A training process that runs longer than this is ended; its window is repeated, seconds."""

@@ -2,10 +2,12 @@
 
     planned ----> trained ------> registered
        |  update     |  upload, register
-       +-------------+----------> failed (the data does not allow it, or too many attempts)
+       +-------------+----------> failed (the data does not allow it, too many attempts at the
+                                  update, or another champion since)
 
 A process may die anywhere: the ledger still says `planned` or `trained`, and the next one goes on
-with the same window, seed and configuration. Registering twice is prevented by asking the registry
+with the same window, seed and configuration. Only attempts at the update are counted; uploading
+what is trained is repeated until it works. Registering twice is prevented by asking the registry
 for the version of this cycle first.
 """
 
@@ -37,9 +39,9 @@ def run_cycle(parts: Parts, *, lease: Lease) -> Cycle:
     cycle = resumable(parts, lease=lease) or parts.ledger.add(plan_cycle(parts), lease=lease)
     logger.info("cycle", extra={"cycle": cycle.cycle_id, "status": cycle.status})
     parts.fault("planned")
-    parts.ledger.begin_attempt(cycle, lease=lease)
     try:
         if cycle.status == "planned":
+            parts.ledger.begin_attempt(cycle, lease=lease)
             train_cycle(parts, cycle)
             parts.ledger.mark_trained(cycle, lease=lease)
             parts.fault("trained")
@@ -68,10 +70,10 @@ def resumable(parts: Parts, *, lease: Lease) -> Cycle | None:
 
 
 def _pointless(parts: Parts, cycle: Cycle) -> str | None:
-    if cycle.attempts >= parts.config.max_attempts:
-        return f"given up after {cycle.attempts} attempts"
     if parts.registry.version_of(cycle.cycle_id) is not None:
         return None
+    if cycle.status == "planned" and cycle.attempts >= parts.config.max_attempts:
+        return f"given up after {cycle.attempts} attempts"
     champion = parts.registry.champion()
     if champion != cycle.plan.parent_version:
         # Its rows were chosen to be recent for another parent, so the bound on age is void.

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from onlinerl.trainer.ledger import LastCycle
 
+LONGEST_PAUSE_S = 600.0
+"""After a cycle that was given up: the same window would fail again until new rows change it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
@@ -36,8 +39,13 @@ def seconds_until_due(
     """
     due_at = 0.0
     if last is not None and not is_unfinished:
-        wait_s = intervals.interval_s if last.status == "registered" else intervals.retry_after_s
-        due_at = last.finished_at + wait_s
+        due_at = last.finished_at + _pause_s(intervals, last=last)
     if last_attempt_at is not None:
         due_at = max(due_at, last_attempt_at + intervals.retry_after_s)
     return max(0.0, due_at - now)
+
+
+def _pause_s(intervals: Intervals, *, last: LastCycle) -> float:
+    if last.status == "registered":
+        return intervals.interval_s
+    return max(intervals.retry_after_s, min(intervals.interval_s, LONGEST_PAUSE_S))

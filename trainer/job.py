@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 from onlinerl import logs
-from onlinerl.errors import OnlineRLError, TooFewRows, TrainingError
+from onlinerl.errors import LeaseHeld, OnlineRLError, TooFewRows, TrainingError
 
-EXIT_FAILED, EXIT_NOTHING_TO_DO = 1, 3
+EXIT_FAILED, EXIT_NOTHING_TO_DO, EXIT_LEASE_HELD = 1, 3, 4
 
 logger = logging.getLogger("onlinerl.trainer.job")
 
@@ -28,6 +28,9 @@ def main(arguments: list[str]) -> int:
     except TooFewRows as error:
         logger.info("nothing to do: %s", error)
         return EXIT_NOTHING_TO_DO
+    except LeaseHeld as error:
+        logger.warning("%s", error)
+        return EXIT_LEASE_HELD
     except TrainingError as error:
         logger.error("the cycle failed: %s", error)
         return EXIT_FAILED

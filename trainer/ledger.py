@@ -27,7 +27,7 @@ class Cycle:
     number: int
     status: Status
     attempts: int
-    """Processes that have worked on it."""
+    """Processes that have begun its update."""
     plan: Plan
     finished_at: float | None = None
     version: int | None = None
@@ -35,8 +35,12 @@ class Cycle:
 
     @property
     def cycle_id(self) -> str:
-        """Name of the cycle in logs, folders and the registry."""
-        return f"{self.plan.policy}-c{self.number:05d}"
+        """Name of the cycle in logs, folders and the registry.
+
+        The time of planning is in it because numbers begin again when the ledger is lost, and the
+        registry still knows the old ones.
+        """
+        return f"{self.plan.policy}-c{self.number:05d}-{self.plan.planned_at:%Y%m%dt%H%M%S}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +116,7 @@ class Ledger:
         return Cycle(number=int(number or 0), status="planned", attempts=0, plan=plan)
 
     def begin_attempt(self, cycle: Cycle, *, lease: Lease) -> None:
-        """Count a process that starts to work on the cycle."""
+        """Count a process that begins the update of the cycle."""
         self._update(cycle, "attempts = attempts + 1", (), lease=lease)
 
     def mark_trained(self, cycle: Cycle, *, lease: Lease) -> None:

@@ -41,6 +41,7 @@ def run_train(settings: "Settings") -> int:
     _quiet_libraries()
     database = open_database(settings)
     with (
+        _registry_errors(),
         _stopped_by_signals(),
         Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s) as lease,
     ):

@@ -4,7 +4,8 @@ from prometheus_client import Counter, Gauge
 
 CYCLES = Counter(
     "onlinerl_trainer_cycles",
-    "Training processes that ended, by outcome: registered, failed, stopped.",
+    "Training processes that ended, by outcome: registered, failed, stopped, nothing_to_do, "
+    "lease_held.",
     ["outcome"],
 )
 TICK = Gauge("onlinerl_trainer_last_tick_timestamp_seconds", "When it last looked, UTC.")

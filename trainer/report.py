@@ -29,7 +29,7 @@ def window_metrics(plan: Plan) -> dict[str, float]:
     counts = {f"window/excluded_{name}": float(count) for name, count in plan.excluded.items()}
     return counts | {
         "window/rows": float(len(plan.rows)),
-        "window/sessions": float(len({row.session_id for row in plan.rows})),
+        "window/sessions": float(len({row.session for row in plan.rows})),
         "window/reward_mean": float(rewards.mean()),
         "window/reward_std": float(rewards.std()),
         "window/positive_share": float((rewards > 0).mean()),

@@ -32,6 +32,11 @@ class WindowRow(BaseModel):
         """Identity of the row."""
         return (self.interaction_id, self.choice_index)
 
+    @property
+    def session(self) -> tuple[str, str]:
+        """Identity of the session: callers choose session ids, so two tenants may choose one."""
+        return (self.tenant, self.session_id)
+
 
 def served_range(rows: list[WindowRow]) -> tuple[datetime, datetime]:
     """When the first and the last row of a window that is not empty were served."""

@@ -5,6 +5,8 @@ and by `max_instances`, and the schedule holds no state that a restart would los
 """
 
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from onlinerl.trainer.child import job_command, run_child
 from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle import plan_cycle
 from onlinerl.trainer.due import Intervals, seconds_until_due
+from onlinerl.trainer.job import EXIT_LEASE_HELD, EXIT_NOTHING_TO_DO
 from onlinerl.trainer.main import open_database, real_parts
 from onlinerl.trainer.metrics import CYCLE_SECONDS, CYCLES, DUE_IN, TICK
 from onlinerl.trainer.parts import Parts
@@ -125,17 +128,25 @@ class Schedule:
             CYCLE_SECONDS.set(self._clock() - started)
         else:
             self._last_attempt_at = self._clock()
-        CYCLES.labels(outcome="registered" if registered else "failed").inc()
+        CYCLES.labels(outcome="registered" if registered else _outcome(code)).inc()
         logger.info("training process ended", extra={"exit_code": code, "registered": registered})
 
     def _show(self) -> None:
         self.pulse.seen_at = self._clock()
 
 
+def _outcome(code: int) -> str:
+    """How a training process ended that registered nothing."""
+    if code == EXIT_NOTHING_TO_DO:
+        return "nothing_to_do"
+    if code == EXIT_LEASE_HELD:
+        return "lease_held"
+    # A signal that asks it to end makes it exit with 0, or is not handled yet.
+    return "stopped" if code in (0, -signal.SIGTERM) else "failed"
+
+
 def run(settings: "Settings") -> int:
     """Until SIGTERM or SIGINT; a training process that runs then is ended and repeated later."""
-    import signal
-
     from apscheduler.schedulers.blocking import BlockingScheduler
 
     from onlinerl.health import HealthServer
@@ -143,7 +154,7 @@ def run(settings: "Settings") -> int:
     config, stop = settings.schedule, threading.Event()
     parts = real_parts(settings, open_database(settings))
     settings_file = settings.folder("trainer") / "schedule-settings.json"
-    settings_file.write_text(settings.model_dump_json(indent=1), encoding="utf-8")
+    write_private(settings_file, settings.model_dump_json(indent=1))
     schedule = Schedule(parts, config=config, run_job=_job(settings_file, config, stop=stop))
     clock = BlockingScheduler(timezone=UTC)
     clock.add_job(
@@ -167,6 +178,14 @@ def run(settings: "Settings") -> int:
         logger.info("schedule started", extra={"interval_s": config.interval_s})
         clock.start()
     return 0
+
+
+def write_private(file: Path, text: str) -> None:
+    """For its owner alone, whatever was there before: settings may hold keys of a storage."""
+    file.unlink(missing_ok=True)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
+        opened.write(text)
 
 
 def _job(

@@ -121,8 +121,8 @@ SELECT i.interaction_id, i.choice_index, i.session_id, i.tenant, i.tags[$task_ta
 FROM interactions i
 LEFT JOIN rewards r ON r.interaction_id = i.interaction_id AND r.choice_index = i.choice_index
   AND r.tenant = i.tenant
-LEFT JOIN (SELECT tenant, unnest(spans) AS member FROM segments) s ON s.tenant = i.tenant
-  AND s.member.interaction_id = i.interaction_id AND s.member.choice_index = i.choice_index
+LEFT JOIN prompt_pieces s ON s.tenant = i.tenant AND s.interaction_id = i.interaction_id
+  AND s.consented
 LEFT JOIN given_rows t ON t.interaction_id = i.interaction_id AND t.choice_index = i.choice_index
 WHERE i.policy = $policy AND i.served_at >= $served_after AND i.arm <> 'shadow'
 """

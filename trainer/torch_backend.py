@@ -34,6 +34,9 @@ ADAM_EPS = 1e-8
 class TorchBackend:
     """A TrainingBackend over one Hugging Face model in this process.
 
+    Float32 masters and Adam's moments live within a cycle: the next one starts from the weights as
+    they were saved, rounded to the parent's dtype, and with moments of 0.
+
     Args:
         parent: folder of the weights to start from.
         base: folder or id of the model that the KL pulls towards; not loaded when None.

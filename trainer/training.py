@@ -57,10 +57,8 @@ def train(
         on_step: told of every measured step.
 
     Raises:
-        TrainingError: when nothing can be learned: no trainable token, no advantage, or logged
-            logprobs that are not those of the parent version.
+        TrainingError: when the logged logprobs are not those of the parent version.
     """
-    _check_there_is_a_signal(steps)
     spec = LossSpec.from_config(config)
     history = History(num_planned=len(steps))
     for number, batch in enumerate(steps):
@@ -93,7 +91,12 @@ def _adam(config: TrainerConfig, *, step: int) -> AdamParams:
     )
 
 
-def _check_there_is_a_signal(steps: Sequence[Sequence[Datum]]) -> None:
+def check_there_is_a_signal(steps: Sequence[Sequence[Datum]]) -> None:
+    """Before anything is loaded for them.
+
+    Raises:
+        TrainingError: when nothing can be learned: no trainable token, or no advantage.
+    """
     data = [datum for batch in steps for datum in batch]
     if num_sampled(data) == 0:
         raise TrainingError("no trainable token in the window: nothing to learn from")

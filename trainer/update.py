@@ -17,7 +17,7 @@ from onlinerl.trainer.report import (
     write_lineage,
 )
 from onlinerl.trainer.segments import build_data
-from onlinerl.trainer.training import History, OnStep, train
+from onlinerl.trainer.training import History, OnStep, check_there_is_a_signal, train
 
 
 def train_cycle(parts: Parts, cycle: Cycle) -> None:
@@ -33,6 +33,7 @@ def train_cycle(parts: Parts, cycle: Cycle) -> None:
         epochs=plan.trainer.epochs,
         seed=plan.seed,
     )
+    check_there_is_a_signal(steps)
     parent = fetch_version(
         parts.registry, version=plan.parent_version, cache=parts.folder / "models"
     )

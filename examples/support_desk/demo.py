@@ -26,7 +26,7 @@ from examples.support_desk.memory import MemoryMeter
 from examples.support_desk.report import targets, version_table
 from examples.support_desk.users import Answer, Crowd
 
-ROWS_PER_CYCLE = 112
+ROWS_PER_CYCLE = 104
 RATED_FOR_AN_INTERVAL = 155
 PROMOTIONS = 3
 BUSY, QUIET = 12, 2
@@ -41,12 +41,12 @@ METHOD = (
 )
 PHASE_TIMEOUT_S = 900.0
 LEARNING = {
-    "learning_rate": 8e-5,
+    "learning_rate": 1.5e-4,
     "kl_coef": 0.1,
-    "tokens_per_step": 1000,
+    "tokens_per_step": 900,
     "micro_batch_tokens": 1024,
     "rows": ROWS_PER_CYCLE,
-    "max_drift": 0.25,
+    "max_drift": 0.3,
 }
 WRONG_ON_PURPOSE = {
     "trainer.learning_rate": "0.003",
@@ -100,7 +100,7 @@ class Demo:
         self.memory = MemoryMeter(desk.pid)
         self.swaps: list[tuple[float, int]] = []
         self._console = console
-        self._champion = 1
+        self.champion = 1
 
     async def run(self) -> None:
         """All phases; users talk from the first to the last."""
@@ -120,12 +120,12 @@ class Demo:
     async def _learn(self) -> None:
         self._say(f"users talk and rate; a cycle starts at {ROWS_PER_CYCLE} new labelled answers")
         while len(self.swaps) < PROMOTIONS:
-            champion = self._champion
+            champion = self.champion
             wanted = RATED_FOR_AN_INTERVAL if champion == 1 else round(ROWS_PER_CYCLE * 1.2)
             await self._collect(champion, wanted)
             self._say(f"v{champion}: {self._rate(champion)}; the learner's turn, users go on")
             await self._until(functools.partial(self._changed, champion))
-            self._say(f"v{self._champion} serves, swapped in while users talked")
+            self._say(f"v{self.champion} serves, swapped in while users talked")
 
     async def _refuse(self) -> None:
         self._say("now a candidate trained wrongly on purpose: high learning rate, no KL")
@@ -145,7 +145,7 @@ class Demo:
         self._say("the gates refused it; it never served")
 
     async def _measure(self) -> None:
-        champion = self._champion
+        champion = self.champion
         await self._collect(champion, RATED_FOR_AN_INTERVAL)
         self._say(f"v{champion}: {self._rate(champion)}")
 
@@ -155,7 +155,7 @@ class Demo:
         self.crowd.active, self.crowd.pause_s = QUIET, QUIET_PAUSE_S
 
     def _changed(self, champion: int) -> bool:
-        return self._champion != champion
+        return self.champion != champion
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PHASE_TIMEOUT_S
@@ -169,9 +169,9 @@ class Demo:
         while True:
             await asyncio.to_thread(self.memory.sample)
             version = await asyncio.to_thread(outcome.champion, self.desk)
-            if version != self._champion:
+            if version != self.champion:
                 self.swaps.append((time.monotonic() - self.crowd.began, version))
-                self._champion = version
+                self.champion = version
             await asyncio.sleep(1.0)
 
     def _rated(self, version: int) -> list[Answer]:
@@ -192,6 +192,7 @@ def _report(demo: Demo, console: Console, *, results: Path) -> None:
         demo.desk,
         demo.crowd,
         lines=lines,
+        last=demo.champion,
         wall_s=time.time() - demo.started,
         rss_peak_gib=demo.memory.peak_gib,
     )

@@ -20,8 +20,7 @@ from onlinerl.keys import key_hash, new_key
 POLICY = "assistant"
 START_TIMEOUT_S = 600.0
 
-CONFIGURATION = """\
-# Written by the demo; every key is explained in docs/configuration.md.
+CONFIGURATION = r"""# Written by the demo; every key is explained in docs/configuration.md.
 data_dir = "data"
 
 [policy]
@@ -62,6 +61,8 @@ name = "accepted"
 health_port = {ingest}
 
 [trainer]
+# The upper half of the layers learns: less to compute, less to ship, enough for a preference.
+trainable = 'layers\.(1[5-9]|2[0-9])\.'
 learning_rate = {learning_rate}
 kl_coef = {kl_coef}
 tokens_per_step = {tokens_per_step}

@@ -1,6 +1,7 @@
 """Reads what happened from where it is kept: the tables and the registry."""
 
 import functools
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from examples.support_desk.desk import POLICY, Desk
 from examples.support_desk.report import VersionLine
 from examples.support_desk.users import Crowd
 from onlinerl.config import Settings, load
+from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.views import connect
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -20,9 +23,6 @@ REFUSALS = ("refuse", "fail")
 
 def query(desk: Desk, sql: str) -> list[dict[str, Any]]:
     """Rows of a query on the public views, as `onlinerl query` would give them."""
-    from onlinerl.rollout_store.store import DeltaStore
-    from onlinerl.rollout_store.views import connect
-
     settings = _settings(desk)
     with connect(DeltaStore(settings.store_root), rewards=settings.rewards) as connection:
         cursor = connection.execute(sql)
@@ -98,37 +98,50 @@ def figures(
     crowd: Crowd,
     *,
     lines: Sequence[VersionLine],
+    last: int,
     wall_s: float,
     rss_peak_gib: float,
 ) -> dict[str, float]:
     """The numbers that versions of the project are compared by; the keys stay."""
     promoted = [line for line in lines if line.verdict == "promoted"]
     refused = [line for line in lines if line.verdict.startswith("refused")]
-    first, last = lines[0], promoted[-1]
-    ids = {answer.interaction_id for answer in crowd.answers}
-    table = query(
-        desk, "SELECT count(*) AS n, count(DISTINCT interaction_id) AS ids FROM interactions"
-    )[0]
+    first, best = lines[0], next(line for line in lines if line.version == last)
+    served = {answer.interaction_id for answer in crowd.answers}
+    rows = _stored_ids(desk)
     return {
         "accept_rate_first": first.accept_rate,
-        "accept_rate_last": last.accept_rate,
+        "accept_rate_last": best.accept_rate,
         "accept_ci_first_hi": first.accept_high,
-        "accept_ci_last_lo": last.accept_low,
-        "perplexity_ratio": last.perplexity_ratio or 0.0,
+        "accept_ci_last_lo": best.accept_low,
+        "num_rated_first": first.num_rated,
+        "num_rated_last": best.num_rated,
+        "perplexity_ratio": _known(best.perplexity_ratio),
         "versions_promoted": len(promoted),
         "versions_refused": len(refused),
         "requests_failed": len(crowd.failures),
-        "served": len(ids),
-        "rows": int(table["n"]),
-        "distinct_ids": int(table["ids"]),
-        "mean_abs_logprob_diff_max": max(line.logprob_diff or 0.0 for line in [first, *promoted]),
-        "pause_p50_ms": statistics.median(line.pause_ms or 0.0 for line in promoted),
+        "served": len(served),
+        "rows": len(rows),
+        "distinct_ids": len(set(rows) & served),
+        "mean_abs_logprob_diff_max": max(_known(line.logprob_diff) for line in [first, *promoted]),
+        "pause_p50_ms": statistics.median(_known(line.pause_ms) for line in promoted),
         "delta_bytes_ratio": statistics.median(
-            (line.delta_bytes or 0) / (line.full_bytes or 1) for line in promoted
+            _known(line.delta_bytes) / _known(line.full_bytes) for line in promoted
         ),
         "wall_s": wall_s,
         "rss_peak_gib": rss_peak_gib,
     }
+
+
+def _stored_ids(desk: Desk) -> list[str]:
+    """From the table itself: a view would hide a row that was stored twice."""
+    store = DeltaStore(_settings(desk).store_root)
+    column = store.dataset("interactions").to_table(columns=["interaction_id"])
+    return [str(value) for value in column["interaction_id"].to_pylist()]
+
+
+def _known(value: float | None) -> float:
+    """What was not measured must not look like a good figure."""
+    return math.nan if value is None else float(value)
 
 
 def _gate_metrics(desk: Desk) -> dict[int, dict[str, float]]:

@@ -105,8 +105,9 @@ def targets(figures: Mapping[str, float]) -> list[Target]:
             f"{first:.0%} -> {last:.0%} ({last / first:.2f}x)" if first else f"{last:.0%}",
         ),
         Target(
-            "95 % intervals disjoint",
-            figures["accept_ci_last_lo"] > figures["accept_ci_first_hi"],
+            "95 % intervals disjoint, on at least 150 rated answers each",
+            figures["accept_ci_last_lo"] > figures["accept_ci_first_hi"]
+            and min(figures["num_rated_first"], figures["num_rated_last"]) >= 150,
             f"first up to {figures['accept_ci_first_hi']:.0%}, "
             f"last from {figures['accept_ci_last_lo']:.0%}",
         ),

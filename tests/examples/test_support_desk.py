@@ -1,5 +1,7 @@
 """The demo's own arithmetic."""
 
+import math
+
 import pytest
 
 from examples.support_desk.questions import TOPICS, accepts
@@ -11,6 +13,8 @@ REACHED = {
     "accept_rate_last": 0.7,
     "accept_ci_first_hi": 0.38,
     "accept_ci_last_lo": 0.62,
+    "num_rated_first": 160.0,
+    "num_rated_last": 155.0,
     "perplexity_ratio": 1.02,
     "versions_promoted": 3.0,
     "versions_refused": 1.0,
@@ -59,7 +63,9 @@ def test_targets_are_all_reached_by_good_figures() -> None:
     [
         ("accept_rate_last", 0.59),
         ("accept_ci_last_lo", 0.38),
+        ("num_rated_last", 149.0),
         ("perplexity_ratio", 1.21),
+        ("perplexity_ratio", math.nan),
         ("versions_promoted", 2.0),
         ("versions_refused", 0.0),
         ("requests_failed", 1.0),

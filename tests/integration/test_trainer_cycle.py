@@ -24,8 +24,10 @@ from onlinerl.rollout_store.config import PolicyConfig, RegistryConfig
 from onlinerl.trainer.checkpoint import verify_checkpoint, write_manifest
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
 from onlinerl.trainer.database import Database
+from onlinerl.trainer.job import EXIT_LEASE_HELD
 from onlinerl.trainer.ledger import Cycle, Ledger
 from onlinerl.trainer.main import FAULT_VARIABLE, open_database
+from onlinerl.trainer.outcome import outcome_folder
 from onlinerl.trainer.parts import FAULTS
 from onlinerl.trainer.process import start_time
 from tests.registry_server import mlflow_server
@@ -158,7 +160,8 @@ def test_a_cycle_registers_a_candidate_that_a_reviewer_can_judge(
     cycle = stack.only_cycle()
     assert cycle.status == "registered"
     assert cycle.version == int(candidate.version) == 2
-    assert candidate.tags["cycle"] == cycle.cycle_id == "assistant-c00001"
+    assert candidate.tags["cycle"] == cycle.cycle_id
+    assert cycle.cycle_id.startswith("assistant-c00001-")
     assert candidate.tags["parent_version"] == "1"
     assert candidate.tags["review"] == "pending"
     assert candidate.tags["window_start"] <= candidate.tags["window_end"]
@@ -235,7 +238,7 @@ def test_the_second_of_two_trainers_says_who_holds_the_lease(stack: Stack) -> No
         first.communicate(timeout=200)
 
     assert first.returncode == 0
-    assert second.returncode == 1
+    assert second.returncode == EXIT_LEASE_HELD
     assert f"is held by process {first.pid} on" in second.stderr
 
 
@@ -263,7 +266,8 @@ def test_a_lora_cycle_ships_merged_weights_and_keeps_the_adapter(
     result = lora.train()
 
     assert result.returncode == 0, result.stderr
-    checkpoint = lora.settings.folder("trainer") / "cycles/assistant-c00001/checkpoint"
+    folder = outcome_folder(lora.settings.folder("trainer"), lora.only_cycle().cycle_id)
+    checkpoint = folder / "checkpoint"
     assert (checkpoint / "adapter" / "adapter_model.safetensors").exists()
     _assert_same_names_and_types(checkpoint, Path(lora.settings.policy.base_model))
 

@@ -1,6 +1,6 @@
 import duckdb
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onlinerl.rollout_store.holdout import is_heldout, is_heldout_sql
@@ -23,6 +23,7 @@ def test_the_share_is_about_the_fraction() -> None:
     assert share == pytest.approx(0.15, abs=0.015)
 
 
+@settings(deadline=None)
 @given(
     sessions=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"))),
     fraction=st.floats(0, 1),

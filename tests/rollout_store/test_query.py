@@ -32,6 +32,31 @@ def test_a_table_shows_names_and_values(
     assert "[7, 8]" in shown
 
 
+def test_a_table_that_no_terminal_shows_has_one_line_per_row(
+    settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = ", ".join(f"repeat('{n}', 60) AS column{n}" for n in range(9))
+    run_query(settings, f"SELECT {columns}")
+
+    shown = capsys.readouterr().out
+    assert all(str(n) * 60 in shown for n in range(9))
+    assert len(shown.splitlines()) == 5
+
+
+def test_a_table_rounds_floats_and_json_does_not(
+    settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sql = "SELECT (2 / 3)::DOUBLE AS a, [1234567.89::DOUBLE] AS b, 12345678 AS c"
+    run_query(settings, sql)
+    shown = capsys.readouterr().out
+    assert "0.666667 " in shown
+    assert "[1234570.0]" in shown
+    assert "12345678" in shown
+
+    run_query(settings, sql, "json")
+    assert json.loads(capsys.readouterr().out)[0]["a"] == 2 / 3
+
+
 def test_json_keeps_lists_and_says_times_in_utc(
     settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:

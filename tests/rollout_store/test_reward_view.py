@@ -122,13 +122,65 @@ def test_feedback_reaches_one_choice_or_all(tmp_path: Path) -> None:
 def test_feedback_on_a_session_reaches_its_turns_discounted_from_the_end(tmp_path: Path) -> None:
     turns = [interaction(f"i{n}", served_at=after(n)) for n in (1, 2, 3)]
     other = interaction("i9", session_id="s2")
-    events = [*turns, other, feedback("f1", session_id="s1"), feedback("f2", interaction_id="i1")]
+    of_session = feedback("f1", session_id="s1", given_at=after(3))
+    events = [*turns, other, of_session, feedback("f2", interaction_id="i1")]
 
     assert rewards(tmp_path, *events, config=spec(session_discount=0.5)) == {
         ("i1", 0): 1.25,
         ("i2", 0): 0.5,
         ("i3", 0): 1.0,
     }
+
+
+def test_feedback_on_a_session_says_nothing_of_turns_that_were_served_later(
+    tmp_path: Path,
+) -> None:
+    turns = [interaction(f"i{n}", served_at=after(n)) for n in (1, 2, 3)]
+    early = feedback("f1", session_id="s1", given_at=after(2))
+
+    assert rewards(tmp_path, *turns, early, config=spec(session_discount=0.5)) == {
+        ("i1", 0): 0.5,
+        ("i2", 0): 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "first_turn"),
+    # On i1 the values 1 and 3 count 1 and 1/2 times; the offset of 1 as the values do.
+    [("first", 2.0), ("last", 2.0), ("mean", 2.0), ("sum", 1.0 + 1.5 + 0.75)],
+)
+def test_each_feedback_on_a_session_is_discounted_from_when_it_was_given(
+    tmp_path: Path, aggregate: str, first_turn: float
+) -> None:
+    metric = MetricConfig.model_validate(
+        {"name": "accepted", "aggregate": aggregate, "offset": 1.0}
+    )
+    events = [
+        interaction("i1", served_at=after(1)),
+        feedback("f1", session_id="s1", value=1.0, given_at=after(2)),
+        interaction("i2", served_at=after(3)),
+        feedback("f2", session_id="s1", value=3.0, given_at=after(4)),
+    ]
+
+    assert rewards(tmp_path, *events, config=spec(metric, session_discount=0.5)) == {
+        ("i1", 0): pytest.approx(first_turn),
+        ("i2", 0): 4.0,
+    }
+
+
+@pytest.mark.parametrize(("consent", "counts"), [(None, True), ("train", True), ("log", False)])
+def test_only_feedback_that_may_be_learned_from_is_a_reward(
+    tmp_path: Path, consent: str | None, counts: bool
+) -> None:
+    found = rewards(tmp_path, interaction(), feedback(consent=consent))
+
+    assert found == ({("i1", 0): 1.0} if counts else {})
+
+
+def test_a_retraction_counts_whatever_its_caller_allows(tmp_path: Path) -> None:
+    undo = feedback("f2", value=None, retracts="f1", consent="log")
+
+    assert rewards(tmp_path, interaction(), feedback("f1"), undo) == {}
 
 
 def test_feedback_of_another_tenant_counts_nowhere(tmp_path: Path) -> None:
@@ -178,7 +230,7 @@ def test_the_order_of_arrival_does_not_matter(
         interaction("i2", served_at=after(1)),
         feedback("f1", value=0.25, given_at=after(1)),
         feedback("f2", value=0.75, given_at=after(1)),
-        feedback("f3", session_id="s1", value=0.5),
+        feedback("f3", session_id="s1", value=0.5, given_at=after(1)),
         feedback("f4", value=None, retracts="f9"),
     ]
     folder = tmp_path_factory.mktemp("tables")

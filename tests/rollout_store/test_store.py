@@ -169,6 +169,20 @@ def test_a_column_that_a_newer_schema_has_is_added_and_old_rows_stay(tmp_path: P
     assert store.dataset("audit").to_table()["detail"].to_pylist() == [None, None]
 
 
+def test_an_append_adds_a_column_that_the_table_lacks(tmp_path: Path) -> None:
+    store = DeltaStore(str(tmp_path))
+    old = schema_of(AuditRow)
+    old = old.remove(old.get_field_index("detail"))
+    DeltaTable.create(f"{store.root}/audit", schema=old, partition_by=["ingest_date"])
+    store.append("audit", audit("a").drop_columns(["detail"]))
+    store.append("audit", audit("b"), transactions=step(1, None))
+    store.append("audit", audit("c").drop_columns(["detail"]))
+
+    assert ids(store) == ["a", "b", "c"]
+    assert store.transaction_version("audit", "app") == 1
+    assert store.dataset("audit").to_table()["detail"].null_count == 3
+
+
 def test_every_value_of_a_row_comes_back(store: DeltaStore) -> None:
     event = interaction(tags={"a": "b", "ü": ""}, sampling={"seed": 7, "stop": ["\n", "'"]})
     (row,) = interaction_rows(event, extra='{"x": 1}')

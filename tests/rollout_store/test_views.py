@@ -2,11 +2,12 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
-from onlinerl.rollout_store.rows import to_table
-from onlinerl.rollout_store.schema import TABLES, PromotionRow
+from onlinerl.rollout_store.rows import schema_of, to_table
+from onlinerl.rollout_store.schema import TABLES, FeedbackRow, PromotionRow
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import VIEWS, connect
 from tests.events import (
@@ -36,6 +37,36 @@ def test_a_view_has_the_columns_of_its_table(tmp_path: Path) -> None:
     for table, row_type in TABLES.items():
         columns = [row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall()]
         assert columns == list(row_type.model_fields)
+
+
+def test_a_table_without_a_column_of_a_newer_schema_is_read_and_written_on(tmp_path: Path) -> None:
+    schema = schema_of(FeedbackRow)
+    old = schema.remove(schema.get_field_index("consent"))
+    store = DeltaStore(str(tmp_path / "store"))
+    DeltaTable.create(f"{store.root}/feedback", schema=old, partition_by=["ingest_date"])
+    rows = to_table([feedback_row(feedback("f1"))])
+    store.append("feedback", rows.drop_columns(["consent"]))
+    before = connect(store, rewards=ACCEPTED)
+
+    then = store.versions()
+    store.append("feedback", to_table([feedback_row(feedback("f2", consent="log"))]))
+    store.create()
+    store.append("interactions", to_table(interaction_rows(interaction())))
+
+    for connection in (before, connect(store, rewards=ACCEPTED, versions=then)):
+        columns = [row[0] for row in connection.execute("DESCRIBE feedback").fetchall()]
+        assert columns == list(FeedbackRow.model_fields)
+        assert connection.execute("SELECT feedback_id, consent FROM feedback").fetchall() == [
+            ("f1", None)
+        ]
+    now = connect(store, rewards=ACCEPTED)
+    columns = [row[0] for row in now.execute("DESCRIBE feedback").fetchall()]
+    assert columns == list(FeedbackRow.model_fields)
+    assert now.execute("SELECT feedback_id, consent FROM feedback ORDER BY 1").fetchall() == [
+        ("f1", None),
+        ("f2", "log"),
+    ]
+    assert now.execute("SELECT reward, num_feedback FROM rewards").fetchall() == [(1.0, 1)]
 
 
 def test_a_row_stored_twice_is_read_once_and_the_first_counts(tmp_path: Path) -> None:

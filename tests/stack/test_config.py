@@ -77,3 +77,20 @@ def test_a_wrong_file_is_refused_with_the_key_and_its_value(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no configuration file"):
         load(tmp_path / "absent.toml")
+
+
+def test_an_error_never_repeats_what_may_be_a_secret(tmp_path: Path) -> None:
+    pasted = '[[gateway.api_keys]]\nname = "x"\nsha256 = "orl-the-key-itself"\n'
+    options = '[store]\nstorage_options = { aws_secret_access_key = "s3cret" }\n'
+    ports = "[gateway]\nport = 8001\n"
+
+    for text in (MINIMAL + pasted, MINIMAL + options + ports):
+        with pytest.raises(ConfigError) as caught:
+            load(write(tmp_path, text))
+        assert "the-key-itself" not in str(caught.value)
+        assert "s3cret" not in str(caught.value)
+
+
+def test_the_embedded_broker_needs_a_port_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gateway\.port and broker\.bootstrap are both 9092"):
+        load(write(tmp_path, MINIMAL + "[gateway]\nport = 9092\n"))

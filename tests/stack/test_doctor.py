@@ -34,6 +34,7 @@ def test_a_right_configuration_has_no_wrong_line(
     ("override", "words"),
     [
         ("policy.base_model=/no/such/folder", "/no/such/folder is not a folder"),
+        ("policy.base_model=model/typo", "model/typo is not a folder"),
         ("gateway.api_keys=[]", "there is no default key; make one with `onlinerl keys new"),
         ("gateway.max_model_len=4096", "is more than engine.max_model_len"),
     ],
@@ -72,3 +73,12 @@ def test_the_key_in_the_configuration_is_only_its_hash(tmp_path: Path, model: Pa
 
     assert "my-key" not in text
     assert key_hash("my-key") in text
+
+
+def test_a_data_folder_that_cannot_be_made_is_said(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_configuration(tmp_path, model=model, key="k")
+
+    assert main(["up", "--config", str(path), "--set", "data_dir=/proc/none"]) == 1
+    assert "data_dir /proc/none cannot be made" in capsys.readouterr().err

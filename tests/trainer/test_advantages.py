@@ -21,24 +21,55 @@ def test_a_tenants_mean_is_taken_before_its_own_session_enters_it() -> None:
         rows_with([1.0, -1.0, 1.0]), baselines={"acme": 0.5}, decay=0.9
     )
 
-    assert before["s0000"] == 0.5
-    assert before["s0001"] == pytest.approx(0.9 * 0.5 + 0.1 * 1.0)
-    assert before["s0002"] == pytest.approx(0.9 * 0.55 + 0.1 * -1.0)
+    assert before[("acme", "s0000")] == 0.5
+    assert before[("acme", "s0001")] == pytest.approx(0.9 * 0.5 + 0.1 * 1.0)
+    assert before[("acme", "s0002")] == pytest.approx(0.9 * 0.55 + 0.1 * -1.0)
     assert after["acme"] == pytest.approx(0.9 * 0.395 + 0.1 * 1.0)
 
 
-def test_a_new_tenant_starts_from_the_mean_of_its_other_sessions() -> None:
-    before, _ = tracked_baselines(rows_with([1.0, 0.0, -0.5]), baselines={}, decay=0.9)
+def test_every_session_of_a_new_tenant_is_compared_with_its_others() -> None:
+    before, after = tracked_baselines(rows_with([1.0, 0.0, -0.5]), baselines={}, decay=0.9)
 
-    assert before["s0000"] == pytest.approx(-0.25)
+    assert before == {
+        ("acme", "s0000"): pytest.approx(-0.25),
+        ("acme", "s0001"): pytest.approx(0.25),
+        ("acme", "s0002"): pytest.approx(0.5),
+    }
+    assert after == {"acme": pytest.approx(0.5 / 3)}
 
 
 def test_tenants_do_not_share_a_baseline() -> None:
     rows = [row(0, reward=1.0), row(1, reward=-1.0, tenant="other")]
     before, after = tracked_baselines(rows, baselines={"acme": 0.5, "idle": 0.1}, decay=0.5)
 
-    assert before == {"s0000": 0.5, "s0001": 0.0}
-    assert after == {"acme": 0.75, "idle": 0.1, "other": -0.5}
+    assert before == {("acme", "s0000"): 0.5, ("other", "s0001"): 0.0}
+    assert after == {"acme": 0.75, "idle": 0.1, "other": -1.0}
+
+
+def test_tenants_that_chose_the_same_session_id_do_not_share_a_session() -> None:
+    rows = [
+        row(0, session_id="s", reward=1.0),
+        row(1, session_id="s", reward=-1.0, tenant="other"),
+        row(2, session_id="s", reward=-1.0, tenant="other"),
+    ]
+    found = compute_advantages(rows, baselines={"acme": 0.5, "other": 0.0}, decay=0.5)
+
+    assert found.weights == {("i0000", 0): 1.0, ("i0001", 0): 0.5, ("i0002", 0): 0.5}
+    assert found.baselines == {"acme": 0.75, "other": -0.5}
+    # Raw 0.5 and -1 of weight 1 each: mean -0.25, deviation 0.75.
+    assert list(found.values.values()) == pytest.approx([1.0, -1.0, -1.0])
+
+
+def test_tenants_that_chose_the_same_task_do_not_share_a_group() -> None:
+    rows = [row(0, task="refund"), row(1, task="refund", tenant="other")]
+
+    assert group_baselines(rows) == {}
+
+
+def test_equal_rewards_are_not_told_apart_by_a_baseline_that_moves() -> None:
+    found = compute_advantages(rows_with([1.0] * 3), baselines={"acme": 0.0}, decay=0.9)
+
+    assert list(found.values.values()) == pytest.approx([1.0, 0.9, 0.81])
 
 
 def test_one_sample_per_prompt_has_an_advantage() -> None:
@@ -105,7 +136,7 @@ def test_whitening_uses_the_weights() -> None:
     }
 
 
-def test_a_window_of_one_reward_keeps_what_the_baseline_says() -> None:
+def test_values_without_a_spread_are_not_scaled() -> None:
     values = {("a", 0): 0.5, ("b", 0): 0.5}
 
     assert whiten(values, weights=dict.fromkeys(values, 1.0)) == values
@@ -124,7 +155,8 @@ def test_whitened_advantages_have_weighted_mean_zero_and_deviation_one(
     total = sum(found.weights.values())
     mean = sum(found.weights[key] * value for key, value in found.values.items()) / total
     square = sum(found.weights[key] * value**2 for key, value in found.values.items()) / total
-    if len(set(found.values.values())) > 1 and square > 1e-3:
+    spreads = [max(every) - min(every) for every in (values, found.values.values())]
+    if min(spreads) > 1e-3:
         assert mean == pytest.approx(0, abs=1e-6)
         assert square == pytest.approx(1, rel=1e-6)
 

@@ -136,13 +136,13 @@ def test_a_cycle_registers_a_candidate_with_its_lineage(world: World) -> None:
     assert cycle.status == "registered"
     assert cycle.version == world.registry.aliases["candidate"] == 2
     assert version.tags == {
-        "cycle": "assistant-c00001",
+        "cycle": "assistant-c00001-20261101t120000",
         "parent_version": "1",
         "window_start": "2026-11-01T12:00:00+00:00",
         "window_end": "2026-11-01T12:00:11+00:00",
         "review": "pending",
     }
-    assert verify_checkpoint(version.folder).cycle == "assistant-c00001"
+    assert verify_checkpoint(version.folder).cycle == cycle.cycle_id
     lineage = pq.read_table(version.folder.parent / "lineage" / "interactions.parquet").to_pylist()
     assert [item["interaction_id"] for item in lineage] == [
         r.interaction_id for r in cycle.plan.rows
@@ -172,7 +172,7 @@ def test_a_cycle_that_dies_is_repeated_with_the_same_window_and_seed(
     after = world.run(config=other)
 
     assert after.plan == before.plan
-    assert after.attempts == before.attempts + 1
+    assert after.attempts == before.attempts + (before.status == "planned")
     assert world.ledger.count() == 1
     assert sorted(world.ledger.trained_rows()) == sorted(before.plan.keys)
     assert list(world.registry.versions) == [1, 2]
@@ -232,7 +232,8 @@ def test_a_window_without_a_signal_fails_and_frees_its_rows(world: World) -> Non
 
     assert world.ledger.cycle(1).status == "failed"
     assert world.ledger.trained_rows() == []
-    assert [run.status for run in world.tracker.runs.values()] == ["FAILED"]
+    assert world.backends == []
+    assert world.tracker.runs == {}
     world.source.rows += [row(n, reward=1.0) for n in range(6, 9)]
     assert len(world.run().plan.rows) == 9
 
@@ -247,6 +248,27 @@ def test_a_cycle_that_always_dies_is_given_up(world: World) -> None:
     assert cycle.number == 2
     assert world.ledger.cycle(1).reason == "given up after 3 attempts"
     assert cycle.plan.rows == world.ledger.cycle(1).plan.rows
+
+
+def test_uploading_what_is_trained_is_repeated_however_often_it_dies(world: World) -> None:
+    for point in (*["parent_fetched"] * 2, *["uploaded"] * 4):
+        with pytest.raises(Killed):
+            world.run(fault=killed_at(point))
+
+    cycle = world.run()
+
+    assert (cycle.number, cycle.status, cycle.attempts) == (1, "registered", 3)
+    assert len(world.backends) == 1
+
+
+def test_a_version_that_is_there_is_never_given_up(world: World) -> None:
+    with pytest.raises(Killed):
+        world.run(fault=killed_at("version_created"))
+    with world.database.write() as connection:
+        connection.execute("UPDATE cycles SET status = 'planned', attempts = 99")
+
+    assert world.run().version == 2
+    assert world.ledger.count() == 1
 
 
 def test_a_plan_for_another_champion_is_given_up_and_made_anew(world: World) -> None:
@@ -317,4 +339,4 @@ def test_old_outcomes_leave_the_disk_and_the_newest_stay(world: World) -> None:
     world.run(config=config)
 
     left = [folder.name for folder in (world.folder / "trainer" / "cycles").iterdir()]
-    assert left == ["assistant-c00002"]
+    assert left == ["assistant-c00002-20261101t120000"]

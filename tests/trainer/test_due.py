@@ -14,10 +14,11 @@ def wait(
     last: LastCycle | None = None,
     is_unfinished: bool = False,
     last_attempt_at: float | None = None,
+    intervals: Intervals = INTERVALS,
 ) -> float:
     return seconds_until_due(
         now,
-        intervals=INTERVALS,
+        intervals=intervals,
         last=last,
         is_unfinished=is_unfinished,
         last_attempt_at=last_attempt_at,
@@ -41,8 +42,16 @@ def test_after_being_down_for_many_intervals_one_cycle_is_due() -> None:
     assert wait(1_000_000.0, last=REGISTERED) == 0
 
 
-def test_a_failed_cycle_is_followed_sooner() -> None:
-    assert wait(1001.0, last=FAILED) == 9.0
+@pytest.mark.parametrize(
+    ("interval_s", "retry_after_s", "expected"),
+    [(14_400.0, 60.0, 600.0), (100.0, 10.0, 100.0), (100.0, 900.0, 900.0)],
+)
+def test_a_cycle_that_was_given_up_is_not_followed_by_the_same_at_once(
+    interval_s: float, retry_after_s: float, expected: float
+) -> None:
+    intervals = Intervals(interval_s=interval_s, retry_after_s=retry_after_s)
+
+    assert wait(1000.0, last=FAILED, intervals=intervals) == expected
 
 
 def test_an_unfinished_cycle_does_not_wait_for_the_interval() -> None:

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from onlinerl.errors import LeaseHeld
 from onlinerl.trainer.database import Database
 from onlinerl.trainer.lease import Lease
 from onlinerl.trainer.ledger import Ledger
-from tests.trainer.builders import plan, row, rows_with
+from tests.trainer.builders import START, plan, row, rows_with
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_a_plan_is_read_back_as_it_was(ledger: Ledger, lease: Lease) -> None:
 
     assert ledger.unfinished("assistant") == cycle
     assert ledger.cycle(cycle.number).plan == planned
-    assert cycle.cycle_id == "assistant-c00001"
+    assert cycle.cycle_id == "assistant-c00001-20261101t120000"
 
 
 def test_only_a_registered_cycle_uses_its_rows_up(ledger: Ledger, lease: Lease) -> None:
@@ -104,3 +105,16 @@ def test_nothing_is_written_without_the_lease(database: Database, ledger: Ledger
         ledger.mark_registered(cycle, version=2, baselines={}, lease=lease)
     assert ledger.cycle(cycle.number).status == "planned"
     assert ledger.trained_rows() == []
+
+
+def test_a_ledger_that_begins_anew_does_not_repeat_the_names_of_the_lost_one(
+    tmp_path: Path,
+) -> None:
+    names = set()
+    for name, planned_at in (("lost", START), ("new", START + timedelta(hours=1))):
+        database = Database(tmp_path / name)
+        with Lease(database, name="train", ttl_s=60.0) as lease:
+            cycle = Ledger(database).add(plan(planned_at=planned_at), lease=lease)
+        names.add(cycle.cycle_id)
+
+    assert len(names) == 2

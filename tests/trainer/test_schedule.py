@@ -1,16 +1,22 @@
 """What a tick does, with a training process that is a function."""
 
+import signal
+import stat
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from onlinerl.errors import ServiceUnavailable
+from onlinerl.trainer.child import LATE
 from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle import run_cycle
+from onlinerl.trainer.job import EXIT_FAILED, EXIT_LEASE_HELD, EXIT_NOTHING_TO_DO
 from onlinerl.trainer.lease import Lease
 from onlinerl.trainer.registry import MemoryRegistry
-from onlinerl.trainer.schedule import Schedule
+from onlinerl.trainer.schedule import Schedule, write_private
 from tests.trainer.builders import row
 from tests.trainer.test_cycle import Killed, World, killed_at, world
 
@@ -166,3 +172,40 @@ def test_a_lease_held_elsewhere_is_an_error_of_the_job_only(world: World, clock:
         done.set()
 
     assert world.ledger.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (0, "stopped"),
+        (-signal.SIGTERM, "stopped"),
+        (EXIT_NOTHING_TO_DO, "nothing_to_do"),
+        (EXIT_LEASE_HELD, "lease_held"),
+        (EXIT_FAILED, "failed"),
+        (LATE, "failed"),
+        (-signal.SIGKILL, "failed"),
+    ],
+)
+def test_only_what_went_wrong_is_counted_as_failed(
+    world: World, clock: Clock, code: int, outcome: str
+) -> None:
+    def count(name: str) -> float:
+        labels = {"outcome": name}
+        return REGISTRY.get_sample_value("onlinerl_trainer_cycles_total", labels) or 0.0
+
+    before = {name: count(name) for name in ("failed", outcome)}
+    tested, _ = schedule(world, clock, run_job=lambda alive: code)
+    tested.tick()
+
+    assert count(outcome) == before[outcome] + 1
+    assert count("failed") == before["failed"] + (outcome == "failed")
+
+
+def test_the_settings_of_the_training_process_are_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text("what an earlier schedule left")
+    file.chmod(0o644)
+    write_private(file, "{}")
+
+    assert file.read_text() == "{}"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

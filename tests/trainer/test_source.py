@@ -90,6 +90,37 @@ def test_a_row_that_may_not_be_learned_from_is_named_with_its_reason(
     assert only_exclusion(tmp_path, changes=changes) == reason
 
 
+def test_a_history_is_broken_by_a_parent_without_consent_and_not_by_another_answer(
+    tmp_path: Path,
+) -> None:
+    answers = [interaction(0, choice_index=n, offset=n) for n in (0, 1)]
+    private = interaction(1, consent="log")
+    follow_up = {"prefix_length": 5, "prompt_token_ids": [7]}
+    children = [
+        interaction(2, parent_id="i0000", parent_choice=1, **follow_up),
+        interaction(3, parent_id="i0001", **follow_up),
+        interaction(4, parent_id="i0002", prefix_length=8, prompt_token_ids=[7]),
+    ]
+    served = [*answers, private, *children]
+    store = make_store(
+        tmp_path / "store",
+        interactions=served,
+        feedback_rows=[feedback(item, value=1.0) for item in served],
+    )
+    source = DeltaSource(store, rewards=REWARDS)
+
+    found = source.candidates(query(), trained=[], at=source.versions())
+
+    assert sorted(map(_outcome, found)) == [
+        "broken_history",
+        "i0000",
+        "i0000",
+        "i0002",
+        "i0004",
+        "no_consent",
+    ]
+
+
 def test_a_row_that_lived_through_a_swap_from_a_stale_version_is_stale(tmp_path: Path) -> None:
     spans = [
         VersionSpan(version="assistant/3", start=0, end=1),

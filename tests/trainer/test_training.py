@@ -12,7 +12,7 @@ from onlinerl.trainer.batches import normalised
 from onlinerl.trainer.config import TrainerConfig
 from onlinerl.trainer.data import Datum
 from onlinerl.trainer.rows import RowKey
-from onlinerl.trainer.training import History, train
+from onlinerl.trainer.training import History, check_there_is_a_signal, train
 from tests.trainer.builders import datum
 
 
@@ -86,12 +86,12 @@ def test_a_window_without_a_trainable_token_is_an_error() -> None:
     empty = replace(plain, loss_fn_inputs=replace(plain.loss_fn_inputs, mask=mask))
 
     with pytest.raises(TrainingError, match="no trainable token"):
-        run(MemoryBackend(), [[empty]])
+        check_there_is_a_signal([[empty]])
 
 
 def test_a_window_without_an_advantage_is_an_error() -> None:
     with pytest.raises(TrainingError, match="every advantage"):
-        run(MemoryBackend(), steps_of(2, advantage=0.0))
+        check_there_is_a_signal(steps_of(2, advantage=0.0))
 
 
 class WrongWeights(MemoryBackend):
