@@ -108,6 +108,8 @@ class Answer:
         self.first_token_at: float | None = None
         """`time.monotonic` of the first token."""
         self.last_token_at: float | None = None
+        self.last_version: str | None = None
+        """Of the last token of the choice that ended last: what the engine serves now."""
         self._engine = engine
         self._drain_s = drain_s
         self._on_end = on_end
@@ -156,6 +158,8 @@ class Answer:
         asked_to_stop = False
         async for chunk in self._engine.generate(choice.request):
             self._note_time(chunk)
+            if chunk.version_spans:
+                self.last_version = chunk.version_spans[-1].version
             delta = choice.take(chunk)
             self._show(delta)
             if choice.cut_at is not None and delta.finish_reason is None and not asked_to_stop:

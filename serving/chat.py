@@ -69,6 +69,7 @@ class _StreamOptions(BaseModel):
 
 
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Stops = Annotated[list[_Stop], Field(max_length=16)]
 _Tag = Annotated[str, Field(max_length=512)]
 
 
@@ -84,7 +85,7 @@ class _ChatBody(BaseModel):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: _Stop | list[_Stop] | None = None
+    stop: _Stop | _Stops | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: str | None = Field(default=None, max_length=512)

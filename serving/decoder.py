@@ -10,6 +10,8 @@ Decode = Callable[[Sequence[int]], str]
 """Ids to text; special tokens are skipped."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_UNFINISHED_TOKENS = 3
+"""A character has at most four bytes, so at most three tokens wait for its last one."""
 
 
 class TextStream:
@@ -17,6 +19,8 @@ class TextStream:
 
     Decodes a window that begins at the last place where the text was whole, so the cost of a
     token does not grow with the answer, and tokenizers that look at their neighbours see one.
+    What was shown stays: a byte-fallback decoder that meets an invalid byte would also spoil the
+    whole characters right before it.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -29,9 +33,13 @@ class TextStream:
         """The text that `token_id` completes; empty while a character is unfinished."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        # At most the last U+FFFD stands for a character that can still be completed.
-        whole = not text.endswith(_REPLACEMENT)
-        piece = text[self._emitted : len(text) if whole else len(text) - 1]
+        end = len(text.rstrip(_REPLACEMENT))
+        whole = end == len(text)
+        # Byte-level decoders give one U+FFFD for an unfinished character; byte-fallback ones give
+        # one for every byte, and for those of whole characters right before it.
+        if len(self._window) - self._context > _UNFINISHED_TOKENS:
+            end = max(end, len(text) - _UNFINISHED_TOKENS)
+        piece = text[self._emitted : end]
         self._emitted += len(piece)
         if whole and text:
             self._slide(text)

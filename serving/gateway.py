@@ -113,6 +113,7 @@ class Gateway:
 
     def _admit(self, chat: ChatRequest, *, caller: Caller, terms: Terms, version: str) -> Exchange:
         started, served_at = time.monotonic(), datetime.now(UTC)
+        self._refuse_oversized(chat)
         consent = narrowed(caller.consent, terms.consent)
         match = self._conversations.find(
             chat.messages, scope=_scope(caller, user=chat.user, session_id=terms.session_id)
@@ -133,6 +134,18 @@ class Gateway:
             served_at=served_at,
             started=started,
         )
+
+    def _refuse_oversized(self, chat: ChatRequest) -> None:
+        """What cannot fit is refused by its bytes: rendering it would hold up everybody else."""
+        size = sum(len(message["content"].encode()) for message in chat.messages)
+        if size > self.config.max_model_len * self._renderer.longest_token:
+            raise RequestRefused(
+                f"{size} bytes of messages exceed the {self.config.max_model_len} tokens of this "
+                "model",
+                400,
+                "messages",
+                "context_length_exceeded",
+            )
 
     def _prompt(self, chat: ChatRequest, match: Match | None) -> tuple[Sequence[int], bool]:
         """Known tokens and what follows them (True), or everything rendered anew (False)."""
@@ -245,9 +258,8 @@ class Gateway:
                 self._remember(exchange, choice, logged=logged)
 
     def _note_replica(self, answer: Answer, *, replica: Replica) -> None:
-        spans = [s for choice in answer.choices for s in choice.sampled.version_spans or ()]
-        if spans and not answer.failure:
-            self.pool.saw(replica, spans[-1].version)
+        if answer.last_version is not None and not answer.failure:
+            self.pool.saw(replica, answer.last_version)
         elif answer.failure is not None and answer.failure.status == 503 and not answer.left:
             self.pool.lost(replica, answer.failure)
 

@@ -95,7 +95,8 @@ async def read_json(scope: Scope, receive: Receive, *, max_bytes: int) -> object
     """The body of a request, as JSON.
 
     Raises:
-        RequestRefused: 413 when it is larger than `max_bytes`, 400 when it is not JSON.
+        RequestRefused: 413 when it is larger than `max_bytes`, 400 when it is not JSON or holds
+            what is no Unicode text.
     """
     too_large = RequestRefused(f"the body is larger than {max_bytes} bytes", 413)
     declared = Headers(scope=scope).get("content-length", "0")
@@ -112,9 +113,12 @@ async def read_json(scope: Scope, receive: Receive, *, max_bytes: int) -> object
             raise too_large
         more = message.get("more_body", False)
     try:
-        return json.loads(bytes(body), parse_constant=_refuse_constant)
+        value = json.loads(bytes(body), parse_constant=_refuse_constant)
+        # Lone surrogates are JSON and no text: nothing that is sent or logged can hold them.
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise RequestRefused(f"the body is not JSON: {error}") from error
+    return value
 
 
 def _refuse_constant(name: str) -> object:

@@ -37,6 +37,7 @@ def run_gateway(settings: "Settings") -> int:
     Raises:
         ConfigError: without API keys or tokenizer, or when the port is taken.
         LeaseHeld: when another gateway uses the spool.
+        SystemExit: from uvicorn, with a code that is not 0, when the gateway failed to start.
     """
     gateway = settings.gateway
     spool_dir = Path(gateway.spool.dir) if gateway.spool.dir else settings.folder("spool")

@@ -29,6 +29,10 @@ class Renderer(Protocol):
     def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
 
+    @property
+    def longest_token(self) -> int:
+        """Upper bound of the UTF-8 bytes that one token stands for."""
+
     def render(self, messages: Sequence[Message]) -> list[int]:
         """The prompt for an answer to `messages`."""
 
@@ -63,6 +67,7 @@ class TemplateRenderer:
             for token_id, token in text.tokenizer.get_added_tokens_decoder().items()
             if token.special
         }
+        self._longest_token = max(len(token.encode()) for token in text.tokenizer.get_vocab())
         digest = hashlib.sha256(text.template.source.encode())
         digest.update(text.tokenizer.to_str().encode())
         self._name = RendererName(name="chat_template", hash=digest.hexdigest())
@@ -76,6 +81,11 @@ class TemplateRenderer:
     def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
         return self._end_ids
+
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest entry of the vocabulary; none of its spellings is shorter."""
+        return self._longest_token
 
     def render(self, messages: Sequence[Message]) -> list[int]:
         """The prompt for an answer to `messages`.

@@ -73,15 +73,28 @@ def read_segment(folder: Path, start: Position, *, end: int) -> Iterator[Stored]
         file.seek(start.offset)
         position = start.offset
         while position < end:
-            payload = _read_payload(file)
-            if payload is None:
+            found = _read_record(file)
+            if found is None:
                 logger.error(
                     "a spool segment ends in a torn record",
                     extra={"path": str(path), "offset": position, "lost_bytes": end - position},
                 )
                 return
-            position += _HEAD.size + len(payload)
-            yield Stored(unpack(payload), Position(start.segment, position))
+            record, size = found
+            position += size
+            yield Stored(record, Position(start.segment, position))
+
+
+def _read_record(file: BinaryIO) -> tuple[Record, int] | None:
+    """The next record and its size in the file; None when it is torn."""
+    payload = _read_payload(file)
+    if payload is None:
+        return None
+    try:
+        return unpack(payload), _HEAD.size + len(payload)
+    except ValueError:
+        # Zeros, which a file system may leave after a crash, are the right checksum of nothing.
+        return None
 
 
 def _read_payload(file: BinaryIO) -> bytes | None:

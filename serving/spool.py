@@ -5,6 +5,7 @@ Nobody waits for a disk here: `put` leaves a record in memory, a thread writes i
 
 import fcntl
 import logging
+import math
 import os
 import threading
 import time
@@ -142,15 +143,12 @@ class Spool:
     def prune(self) -> None:
         """Drop shipped segments over `retain_bytes` or older than `retain_s`."""
         with self._changed:
-            shipped = [number for number in sorted(self._sizes) if self._is_shipped(number)]
-            kept = sum(self._sizes[number] for number in shipped)
-            for number in shipped:
-                path = segment_path(self._folder, number)
-                age_s = time.time() - path.stat().st_mtime
-                if kept <= self._config.retain_bytes and age_s <= self._config.retain_s:
-                    break
-                path.unlink()
-                kept -= self._sizes.pop(number)
+            shipped = self._shipped()
+        ages = {number: _age_s(segment_path(self._folder, number)) for number in shipped}
+        with self._changed:
+            victims = self._take_victims(ages)
+        for number in victims:
+            segment_path(self._folder, number).unlink(missing_ok=True)
 
     def close(self, *, timeout_s: float) -> None:
         """Store what is queued and let the folder go."""
@@ -238,6 +236,22 @@ class Spool:
             if self._cursor.position == start:
                 self._cursor = Cursor(end, self._cursor.topic_ids)
 
+    def _shipped(self) -> list[int]:
+        return [number for number in sorted(self._sizes) if self._is_shipped(number)]
+
+    def _take_victims(self, ages: Mapping[int, float]) -> list[int]:
+        """The segments to drop, of those whose age is known; they are forgotten at once."""
+        shipped = self._shipped()
+        kept = sum(self._sizes[number] for number in shipped)
+        victims: list[int] = []
+        for number in shipped:
+            young = number not in ages or ages[number] <= self._config.retain_s
+            if kept <= self._config.retain_bytes and young:
+                break
+            kept -= self._sizes.pop(number)
+            victims.append(number)
+        return victims
+
     def _is_shipped(self, number: int) -> bool:
         position = self._cursor.position
         if number != position.segment:
@@ -257,8 +271,8 @@ class Spool:
             except OSError:
                 # The batch stays queued; when the queue is full `put` says so.
                 logger.exception("the spool cannot be written")
-                self._next_file()
                 if closing:
+                    self._next_file()
                     return
                 time.sleep(_RETRY_S)
                 continue
@@ -282,10 +296,14 @@ class Spool:
             return
         file, number = self._open_segment()
         data = b"".join(piece for piece, _ in batch)
-        _write_all(file, data)
+        try:
+            _write_all(file, data)
+        except OSError:
+            self._undo_write(file, size=self._sizes[number])
+            raise
         self._unsynced = True
         with self._changed:
-            self._sizes[number] = self._sizes.get(number, 0) + len(data)
+            self._sizes[number] += len(data)
             for _ in batch:
                 self._queue.popleft()
             self._queued_bytes -= len(data)
@@ -293,6 +311,15 @@ class Spool:
         self._metrics.spooled.inc(len(batch))
         for _, on_stored in batch:
             _call(on_stored)
+
+    def _undo_write(self, file: BinaryIO, *, size: int) -> None:
+        """Cut off what a failed write left, or every try would leak it."""
+        try:
+            file.seek(size)
+            file.truncate()
+        except OSError:
+            logger.exception("a torn record cannot be cut off")
+            self._next_file()
 
     def _end_full_segment(self) -> None:
         size = self._sizes.get(self._next_segment - 1, 0)
@@ -304,9 +331,13 @@ class Spool:
     def _open_segment(self) -> tuple[BinaryIO, int]:
         if self._file is None:
             path = segment_path(self._folder, self._next_segment)
-            self._file = cast(BinaryIO, path.open("xb", buffering=0))
+            file = cast(BinaryIO, path.open("xb", buffering=0))
             self._opened_at = time.monotonic()
-            self._next_segment += 1
+            with self._changed:
+                # Known from its first byte on, or a rewind could miss what is being written.
+                self._file = file
+                self._sizes[self._next_segment] = 0
+                self._next_segment += 1
         return self._file, self._next_segment - 1
 
     def _next_file(self) -> None:
@@ -321,7 +352,11 @@ class Spool:
     def _sync(self, *, force: bool) -> None:
         due = time.monotonic() - self._synced_at >= self._config.fsync_s
         if self._file is not None and self._unsynced and (due or force):
-            _fsync(self._file)
+            try:
+                _fsync(self._file)
+            except OSError:
+                self._next_file()  # nothing may follow pages that the disk did not take
+                raise
             self._synced_at = time.monotonic()
             self._unsynced = False
 
@@ -331,6 +366,14 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
+
+
+def _age_s(path: Path) -> float:
+    """Since the last write; endless for a file that somebody deleted."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def _call(on_stored: _OnStored) -> None:

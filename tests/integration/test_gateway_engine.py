@@ -1,13 +1,7 @@
 """The gateway before a real vLLM engine with a tiny model, asked by the official client."""
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -29,57 +23,19 @@ from onlinerl.serving.gateway import Gateway
 from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.renderer import TemplateRenderer
 from tests.brokers import free_port
+from tests.integration.engines import engine
 from tests.serving.world import KEY, key_config
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(400)]
 
 QUESTION = "How do I reset my password?"
-ENGINE = os.environ.get("ONLINERL_TEST_ENGINE", "")
-"""Address of an engine with the tiny model that runs already; one is started when empty."""
 
 
 @pytest.fixture(scope="module")
 def engine_url(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if ENGINE:
-        yield ENGINE
-        return
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(tiny_model_dir), "--served-model-name", "assistant"]
-    command += ["--dtype", "bfloat16", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--max-model-len", "1024", "--enable-scale-out", "--enforce-eager"]
-    command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    environment = {
-        **os.environ,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    log = tmp_path_factory.mktemp("engine") / "engine.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
-    try:
-        wait_until_healthy(url, process=process, log=log)
-        yield url
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(20)
-
-
-def wait_until_healthy(url: str, *, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-4000:]
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise AssertionError(log.read_text()[-4000:])
+    folder = tmp_path_factory.mktemp("engine")
+    with engine(folder, model=tiny_model_dir, port=free_port()) as running:
+        yield running.url
 
 
 class Service:
@@ -129,11 +85,11 @@ async def service(engine_url: str, tiny_model_dir: Path) -> AsyncIterator[Servic
     renderer = TemplateRenderer(load_model_text(str(tiny_model_dir)))
     async with aiohttp.ClientSession() as http:
         await stamp(http, engine_url, "assistant/1")
-        engine = HttpEngine(engine_url, model="assistant", http=http, timeouts=config.timeouts)
+        replica = HttpEngine(engine_url, model="assistant", http=http, timeouts=config.timeouts)
         gateway = Gateway(
             config,
             policy="assistant",
-            engines=[engine],
+            engines=[replica],
             renderer=renderer,
             sink=sink,
             metrics=metrics,

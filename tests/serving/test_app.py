@@ -216,6 +216,27 @@ async def test_an_answer_that_lives_through_a_swap_has_two_spans(world: World) -
     assert world.gateway.pool.versions() == ["assistant/2"]
 
 
+async def test_the_choice_that_ends_last_tells_what_the_engine_serves(
+    renderer: TemplateRenderer,
+) -> None:
+    long, short = speak(renderer, "Click the link."), speak(renderer, "Click")
+    world = await started(make_world(renderer, long, short))
+    world.engine.hold_at = 3
+    caller = Caller(world.app, json_body=body(n=2, stream=True))
+    await caller.until(b" link")
+    async with asyncio.timeout(10):
+        while not world.engine.closed:
+            await asyncio.sleep(0.001)
+    world.engine.version = "assistant/2"
+    world.engine.release.set()
+    await caller.done()
+    await world.ended()
+
+    last = [choice.version_spans[-1].version for choice in world.interactions[0].choices]
+    assert last == ["assistant/2", "assistant/1"]
+    assert world.gateway.pool.versions() == ["assistant/2"]
+
+
 async def test_the_prefix_cache_is_salted_by_tenant_and_version(world: World) -> None:
     await ask(world, key=KEY)
     await ask(world, key=OTHER_KEY)
@@ -633,6 +654,31 @@ async def test_a_prompt_over_the_context_is_refused(renderer: TemplateRenderer) 
     num_prompt = len(world.renderer.render(USER))
     assert world.interactions[0].sampling.max_tokens == 48 - num_prompt
     assert (long.status, long.json["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_rendered(
+    renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def render(*_: object) -> list[int]:
+        raise AssertionError("rendered")
+
+    monkeypatch.setattr(TemplateRenderer, "render", render)
+    world = await started(make_world(renderer, max_model_len=48))
+    half = "x" * (24 * renderer.longest_token)
+    long = [{"role": role, "content": half} for role in ("user", "assistant", "user")]
+    caller = await ask(world, body(messages=long))
+
+    assert caller.status == 400
+    assert caller.json["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/feedback"])
+@pytest.mark.parametrize("raw", [rb'{"user": "\ud800"}', rb'{"\udc00": 1}'])
+async def test_a_lone_surrogate_is_refused(world: World, path: str, raw: bytes) -> None:
+    caller = await Caller(world.app, path=path, raw=raw).done()
+
+    assert caller.status == 400
+    assert "surrogates not allowed" in caller.json["error"]["message"]
 
 
 async def test_a_session_id_must_be_plain(world: World) -> None:

@@ -56,6 +56,7 @@ def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], param
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
         ({"stop": ""}, "stop"),
         ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a"] * 17}, "stop"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),

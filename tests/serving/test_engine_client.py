@@ -12,6 +12,7 @@ from onlinerl.errors import EngineFailed
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.config import TimeoutsConfig
 from onlinerl.serving.engine_client import Chunk, Generate, HttpEngine, parse_chunk
+from onlinerl.serving.replicas import ReplicaPool
 
 pytestmark = pytest.mark.asyncio
 
@@ -24,6 +25,7 @@ class FakeVllm:
     def __init__(self) -> None:
         self.generate: Handler = self.answer
         self.healthy = True
+        self.weight_info = b'{"weight_version": "assistant/3"}'
         self.bodies: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.num_closed = 0
@@ -43,7 +45,7 @@ class FakeVllm:
         return web.Response(status=200 if self.healthy else 503)
 
     async def on_weight_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"weight_version": "assistant/3"})
+        return web.Response(body=self.weight_info)
 
 
 def piece(ids: list[int], *, finish: str | None = None) -> bytes:
@@ -211,6 +213,22 @@ async def test_the_version_of_an_unhealthy_engine_is_not_told(
     with pytest.raises(EngineFailed) as caught:
         await engine.weight_version()
     assert caught.value.status == 503
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"null", b"{", b'{"weight_version": null}'])
+async def test_an_engine_that_tells_no_version_is_kept_out(
+    engine: HttpEngine, vllm: FakeVllm, body: bytes
+) -> None:
+    pool = ReplicaPool([engine], policy="assistant", poll_s=1)
+    await pool.look(pool.replicas[0])
+    before = pool.fault()
+    vllm.weight_info = body
+    with pytest.raises(EngineFailed, match="weight version"):
+        await engine.weight_version()
+    await pool.look(pool.replicas[0])
+
+    assert before is None
+    assert "weight version" in (pool.fault() or "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from onlinerl.serving.events import MemorySink, Record
 from onlinerl.serving.renderer import TemplateRenderer
-from tests.serving.world import KEY, OTHER_KEY, Caller, World, ask, make_world
+from tests.serving.world import KEY, LOG_KEY, OTHER_KEY, Caller, World, ask, make_world
 
 pytestmark = pytest.mark.asyncio
 
@@ -72,6 +72,19 @@ async def test_ids_and_retractions_stay_within_a_tenant(world: World) -> None:
     assert one.feedback_id != two.feedback_id
     assert three.retracts == two.feedback_id
     assert three.tenant == two.tenant == "globex"
+
+
+@pytest.mark.parametrize(
+    ("key", "header", "consent"),
+    [(KEY, None, "train"), (KEY, "log", "log"), (LOG_KEY, "train", "log")],
+)
+async def test_feedback_carries_the_narrowed_consent(
+    world: World, key: str, header: str | None, consent: str
+) -> None:
+    headers = {} if header is None else {"x-onlinerl-consent": header}
+    await ask(world, feedback(), key=key, path="/v1/feedback", headers=headers)
+
+    assert [event.consent for event in world.feedback] == [consent]
 
 
 async def test_without_consent_feedback_is_not_logged(world: World) -> None:

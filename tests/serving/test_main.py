@@ -8,8 +8,10 @@ import pytest
 
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import BrokerConfig
-from onlinerl.serving.config import ApiKeyConfig, GatewayConfig
+from onlinerl.serving.config import ApiKeyConfig, GatewayConfig, TimeoutsConfig
+from onlinerl.serving.gateway import Gateway
 from onlinerl.serving.main import serve_gateway
+from tests.brokers import free_port
 
 KEYS = (ApiKeyConfig(name="a", sha256=hashlib.sha256(b"k").hexdigest()),)
 
@@ -41,6 +43,24 @@ def test_a_taken_port_is_told_before_anything_is_started(tmp_path: Path, smollm2
             serve(tmp_path, tokenizer=str(smollm2_dir), api_keys=KEYS, port=port)
 
     assert not (tmp_path / "spool").exists()
+
+
+def test_a_gateway_that_does_not_start_is_an_error(
+    tmp_path: Path, smollm2_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: Gateway) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Gateway, "start", fail)
+    timeouts = TimeoutsConfig(shutdown_s=1)
+    with pytest.raises(SystemExit, match="3"):
+        serve(
+            tmp_path,
+            tokenizer=str(smollm2_dir),
+            api_keys=KEYS,
+            port=free_port(),
+            timeouts=timeouts,
+        )
 
 
 def test_a_missing_model_is_told(tmp_path: Path) -> None:

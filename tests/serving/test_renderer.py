@@ -156,6 +156,13 @@ def test_the_hash_names_template_and_tokenizer(
     assert renderer.name != with_template(smollm2_dir, CHATML).name
 
 
+def test_no_token_stands_for_more_bytes_than_the_longest(renderer: TemplateRenderer) -> None:
+    newline_and_80_spaces = 46778
+
+    assert renderer.decode([newline_and_80_spaces]) == "\n" + 80 * " "
+    assert 81 <= renderer.longest_token < 200
+
+
 def folder_without(smollm2_dir: Path, target: Path, *names: str) -> Path:
     for path in smollm2_dir.iterdir():
         if path.suffix in (".json", ".jinja") and path.name not in names:

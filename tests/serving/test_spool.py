@@ -1,9 +1,11 @@
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,28 @@ def test_rewinding_ships_what_is_kept_once_more(spool: Spool) -> None:
     assert spool.topic_ids == {"t": "2"}
 
 
+def test_rewinding_misses_nothing_that_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, disk = threading.Event(), threading.Event()
+    write_all = spool_module._write_all
+
+    def slow(*args: Any) -> None:
+        began.set()
+        assert disk.wait(10)
+        write_all(*args)
+
+    monkeypatch.setattr(spool_module, "_write_all", slow)
+    spool = open_spool(tmp_path)
+    spool.put(record(1))
+    assert began.wait(5)
+    spool.rewind(topic_ids={"t": "2"})
+    disk.set()
+
+    assert read(spool, timeout_s=5) == ["k1"]
+    spool.close(timeout_s=5)
+
+
 def test_shipped_segments_are_kept_up_to_their_bound(tmp_path: Path) -> None:
     spool = open_spool(tmp_path, segment_bytes=4096, retain_bytes=9000)
     put(spool, *range(40), size=1000)
@@ -158,6 +182,35 @@ def test_shipped_segments_are_kept_up_to_their_age(tmp_path: Path) -> None:
     spool.close(timeout_s=5)
 
     assert segment_numbers(tmp_path) == others
+
+
+def test_dropping_segments_holds_up_nobody_and_bears_with_missing_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = open_spool(tmp_path, segment_bytes=4096)
+    put(spool, *range(10), size=1000)
+    ack_all(spool)
+    oldest, *others = segment_numbers(tmp_path)
+    segment_path(tmp_path, oldest).unlink()
+    age_s = spool_module._age_s
+    waiting: list[bool] = []
+
+    def looking(path: Path) -> float:
+        other = threading.Thread(target=lambda: spool.backlog_bytes)
+        other.start()
+        other.join(5)
+        waiting.append(other.is_alive())
+        return age_s(path)
+
+    monkeypatch.setattr(spool_module, "_age_s", looking)
+    spool.prune()
+    spool.rewind(topic_ids=IDS)
+
+    assert waiting
+    assert not any(waiting)
+    assert segment_numbers(tmp_path) == others
+    assert read(spool)[-1] == "k9"
+    spool.close(timeout_s=5)
 
 
 def test_unshipped_segments_are_never_dropped(tmp_path: Path) -> None:
@@ -246,6 +299,39 @@ def test_a_failed_write_is_tried_again_and_nothing_is_lost_or_torn(
     again.close(timeout_s=5)
 
 
+@pytest.mark.parametrize("can_be_cut", [True, False])
+def test_failed_writes_leak_no_files_while_they_can_be_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_be_cut: bool
+) -> None:
+    faults = [OSError(28, "no space left")] * 3
+    write_all = spool_module._write_all
+
+    def fail(*_: Any) -> int:
+        raise OSError(5, "input/output error")
+
+    def failing(file: Any, data: bytes) -> None:
+        if faults:
+            file.write(data[: len(data) // 2])
+            if not can_be_cut:
+                file.truncate = fail
+            raise faults.pop()
+        write_all(file, data)
+
+    spool = open_spool(tmp_path)
+    put(spool, 1)
+    monkeypatch.setattr(spool_module, "_write_all", failing)
+    monkeypatch.setattr(spool_module, "_RETRY_S", 0.01)
+    put(spool, 2, 3)
+    files = segment_numbers(tmp_path)
+
+    assert read(spool) == ["k1", "k2", "k3"]
+    spool.close(timeout_s=5)
+    assert files == ([1] if can_be_cut else [1, 2, 3, 4])
+    if can_be_cut:
+        size = sum(len(pack(record(number))) for number in (1, 2, 3))
+        assert segment_path(tmp_path, 1).stat().st_size == size
+
+
 def test_closing_stores_what_is_queued(tmp_path: Path) -> None:
     spool = open_spool(tmp_path)
     for number in range(100):
@@ -263,10 +349,19 @@ def test_a_folder_has_one_owner(spool: Spool, tmp_path: Path) -> None:
         open_spool(tmp_path)
 
 
+NO_RECORD = b'{"not": "a record"'
+TAILS = {
+    "cut": pack(record(9))[:-1],
+    "zeros": bytes(64),
+    "no record": struct.pack("<II", len(NO_RECORD), zlib.crc32(NO_RECORD)) + NO_RECORD,
+}
+
+
 @pytest.mark.parametrize("num_records", [0, 2])
-def test_a_torn_tail_is_no_backlog(tmp_path: Path, num_records: int) -> None:
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
+def test_a_torn_tail_is_no_backlog(tmp_path: Path, tail: bytes, num_records: int) -> None:
     whole = b"".join(pack(record(number)) for number in range(num_records))
-    segment_path(tmp_path, 1).write_bytes(whole + pack(record(9))[:-1])
+    segment_path(tmp_path, 1).write_bytes(whole + tail)
     spool = open_spool(tmp_path)
     keys = ack_all(spool)
     started = time.monotonic()
