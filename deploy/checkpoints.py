@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from onlinerl.deploy.registry import Registry
@@ -18,7 +18,12 @@ _PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "voc
 
 
 class Checkpoints:
-    """A cache by version: a folder that exists was downloaded whole and has the right checksums."""
+    """A cache by version: a folder that exists was downloaded whole and has the right checksums.
+
+    Args:
+        folder: Where the copies are; of one policy.
+        registry: Where they come from.
+    """
 
     def __init__(self, folder: Path, registry: Registry) -> None:
         self._folder = folder
@@ -31,7 +36,7 @@ class Checkpoints:
             WeightsError: when a file is missing or has another checksum than `checkpoint.json`.
             ServiceUnavailable: when the registry is away.
         """
-        target = self._folder / f"v{version:06d}"
+        target = self._folder / self.name(version)
         if not target.is_dir():
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
@@ -40,9 +45,21 @@ class Checkpoints:
             partial.rename(target)
         return target
 
-    def keep_only(self, versions: Sequence[int | None]) -> None:
+    def name(self, version: int) -> str:
+        """Number and origin, so that nothing kept under it is taken for another registry's version.
+
+        Raises:
+            WeightsError: when there is no such version.
+            ServiceUnavailable: when the registry is away.
+        """
+        found = self._registry.version(version)
+        if found is None:
+            raise WeightsError(f"the registry has no version {version}")
+        return f"v{version:06d}-{hashlib.sha256(found.origin.encode()).hexdigest()[:8]}"
+
+    def keep_only(self, versions: Iterable[int]) -> None:
         """Drop the copies of all other versions: they can be downloaded again."""
-        wanted = {f"v{version:06d}" for version in versions if version is not None}
+        wanted = {self.name(version) for version in versions}
         for folder in self._folder.glob("v*"):
             if folder.name not in wanted:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -30,6 +30,9 @@ from onlinerl.errors import ConfigError, OnlineRLError, PromotionFailed, Service
 
 _TAGS = ("parent_version", "gate.finite", "gate.drift", "gate.reward", "gate.perplexity", REVIEW)
 
+_WIDTH = 200
+"""Columns of a table that is not shown in a terminal."""
+
 
 @dataclass(frozen=True)
 class RollbackCommand:
@@ -140,7 +143,7 @@ def show_status(
     console: Console | None = None,
 ) -> int:
     """Two tables for a person; 1 when no engine serves the champion."""
-    out = console or Console()
+    out = console or _console()
     champion, candidate = registry.alias(CHAMPION), registry.alias(CANDIDATE)
     out.print(_versions_table(registry.versions(), champion=champion, candidate=candidate))
     serving = [(replica.name, _stamp(replica)) for replica in replicas]
@@ -150,6 +153,12 @@ def show_status(
     out.print(engines)
     out.print(f"controller: {controller or 'none runs on this data folder'}", markup=False)
     return 0 if any(stamp.endswith(f"/{champion}") for _, stamp in serving) else 1
+
+
+def _console() -> Console:
+    console = Console()
+    # A file or a pipe has no width, and what is folded there cannot be searched.
+    return console if console.is_terminal else Console(width=_WIDTH)
 
 
 def _versions_table(

@@ -18,7 +18,8 @@ class DriftGateConfig(Config):
     """Bound on the mean over tokens of r - log r - 1, nats; r is candidate over champion."""
 
     min_tokens: int = Field(default=200, ge=1)
-    """With fewer held-out tokens there is not enough evidence and the gate is skipped."""
+    """With fewer held-out tokens there is not enough evidence: the gate is skipped, and the
+    candidate waits for a person whatever `deploy.review` says."""
 
 
 class RewardGateConfig(Config):
@@ -37,7 +38,8 @@ class RewardGateConfig(Config):
     """Bound on the importance weight of one answer; larger ones are clipped."""
 
     min_ess: float = Field(default=30.0, ge=1)
-    """Effective number of answers below which there is not enough evidence."""
+    """Effective number of answers below which there is not enough evidence: the gate is skipped,
+    which does not stop the candidate."""
 
     min_ess_fraction: float = Field(default=0.3, ge=0, le=1)
     """Effective share of answers below which there is not enough evidence."""
@@ -111,7 +113,8 @@ class DeployConfig(Config):
     """Time between two looks at the registry and the replicas, seconds."""
 
     review: Literal["auto", "required"] = "auto"
-    """`required`: a candidate that passed waits for the tag `review = approved`."""
+    """`required`: a candidate that passed waits for the tag `review = approved` or for `onlinerl
+    promote`. `auto`: only one that the drift gate could not judge, for lack of held-out answers."""
 
     gates: GatesConfig = GatesConfig()
     """What is measured before a promotion."""

@@ -1,8 +1,9 @@
 """One look at the registry: who asks for what, what the gates say, what has to serve.
 
 A look never waits for a measurement, so replicas are seeded and rollbacks answered while a
-candidate is being examined. Every step can be done again: a controller that died anywhere goes on
-from what the registry, the weights folder and the replicas say.
+candidate is being examined; and a replica that cannot be seeded holds up neither. Every step can
+be done again: a controller that died anywhere goes on from what the registry, the weights folder
+and the replicas say.
 """
 
 import logging
@@ -13,23 +14,25 @@ from onlinerl.deploy import metrics
 from onlinerl.deploy.config import DeployConfig
 from onlinerl.deploy.decisions import Decisions
 from onlinerl.deploy.examiner import Examiner
-from onlinerl.deploy.gates import GateResult, all_passed, report
+from onlinerl.deploy.gates import GateResult, all_passed, missing_evidence, report
 from onlinerl.deploy.publisher import Publisher
 from onlinerl.deploy.registry import (
     CANDIDATE,
     CHAMPION,
+    PARENT,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
     PROMOTED_FROM,
     REVIEW,
     ROLLBACK_REQUEST,
     ROLLBACK_RESULT,
+    ROLLED_BACK,
     PolicyVersion,
     Registry,
 )
 from onlinerl.deploy.requests import Request, open_request
 from onlinerl.deploy.swap import Expectation, Fleet, SwapReport
-from onlinerl.errors import PromotionFailed, WeightsError
+from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ def utc_now() -> datetime:
 class Controller:
     """Gates, promotes, seeds and rolls back, one step at a time.
 
-        candidate --gates--> refused
+        candidate --gates--> refused; so are superseded ones and those of a rolled-back parent
             |--gates passed--> (review) --> published --> staged, committed, verified --> champion
                                             +--max_attempts--> failed
 
@@ -75,6 +78,7 @@ class Controller:
         self._config = config
         self._register_base = register_base
         self._attempts: dict[int, int] = {}
+        self._tidied: tuple[int, int | None] | None = None
         self.status: str | None = "no look at the registry yet"
         """Why the policy does not serve as it should; None when it does."""
 
@@ -92,10 +96,11 @@ class Controller:
             self.status = "version 1 is being prepared"
             return
         self._decisions.finish_promotion(champion)
-        self._seed(champion, only_idle=True)
         champion = self._roll_back(champion)
+        self._seed(champion, only_idle=True)
         champion = self._consider_candidates(champion)
-        self._seed(champion, only_idle=False)
+        self._set_status(self._seed(champion, only_idle=False))
+        self._tidy(champion)
         metrics.CHAMPION.set(champion)
 
     def _bootstrap(self) -> int | None:
@@ -114,8 +119,10 @@ class Controller:
         )
         return version
 
-    def _seed(self, champion: int, *, only_idle: bool) -> None:
+    def _seed(self, champion: int, *, only_idle: bool) -> list[str]:
         """Bring replicas that were restarted, or missed a swap, to the champion.
+
+        Each on its own, so that one that fails holds up nothing else; returned is why they did.
 
         `only_idle`: only those that serve no version at all, so that a promotion that a crash
         interrupted goes forward instead of back and forth.
@@ -124,52 +131,103 @@ class Controller:
         if only_idle:
             prefix = self._fleet.stamp_of(0)[:-1]
             waiting = [each for each in waiting if not each.stamp().startswith(prefix)]
-        if waiting:
-            self._publisher.publish(champion, champion=None)
-            self._fleet.swap(self._expectation(champion), fallback=None, only=waiting)
-            metrics.SEEDS.inc(len(waiting))
-            logger.info("replicas seeded", extra={"version": champion, "num": len(waiting)})
+        failures = []
+        for replica in waiting:
+            try:
+                self._publisher.publish(champion, champion=None)
+                self._fleet.swap(self._expectation(champion), fallback=None, only=[replica])
+            except (PromotionFailed, WeightsError, ServiceUnavailable) as error:
+                failures.append(f"{replica.name} could not be seeded: {error}")
+            else:
+                metrics.SEEDS.inc()
+                logger.info("seeded", extra={"version": champion, "replica": replica.name})
+        return failures
+
+    def _set_status(self, failures: list[str]) -> None:
         num_ready = len(self._fleet.reachable())
         metrics.REPLICAS.labels("ready").set(num_ready)
         metrics.REPLICAS.labels("other").set(len(self._fleet.replicas) - num_ready)
-        self.status = None if num_ready else "no engine answers"
+        status = "; ".join(failures) or (None if num_ready else "no engine answers")
+        if status is not None and status != self.status:  # said once, not at every look
+            logger.warning("the policy does not serve as it should: %s", status)
+        self.status = status
+
+    def _tidy(self, champion: int) -> None:
+        """Keep the local checkpoints of the champion, the one before it, and what is open."""
+        served_and_offered = (champion, self._registry.alias(CANDIDATE))
+        if served_and_offered == self._tidied:
+            return
+        versions = {version.number: version for version in self._registry.versions()}
+        before = versions[champion].tags.get(PROMOTED_FROM) if champion in versions else None
+        kept = {champion, *(version.number for version in self._wanted(champion))}
+        if before is not None:
+            kept.add(int(before))
+        self._examiner.keep_only(kept & versions.keys())
+        self._tidied = served_and_offered
 
     def _consider_candidates(self, champion: int) -> int:
         """The champion afterwards."""
-        for version in self._wanted():
+        for version in self._wanted(champion):
             champion = self._consider(version, champion)
+            if self._examiner.is_busy:  # one measurement at a time, in this order
+                break
         return champion
 
-    def _wanted(self) -> list[PolicyVersion]:
-        """The open candidate, and versions that somebody asked to promote."""
-        candidate = self._registry.alias(CANDIDATE)
-        return [
+    def _wanted(self, champion: int) -> list[PolicyVersion]:
+        """What a person asked for, what a person approved, then undecided candidates by age."""
+        candidate = self._registry.alias(CANDIDATE) or 0
+        wanted = [
             version
             for version in self._registry.versions()
             if _request(version) is not None
-            or (version.number == candidate and version.verdict is None)
+            or (
+                version.number != champion
+                and version.number <= candidate
+                and version.verdict is None
+            )
         ]
+        return sorted(
+            wanted, key=lambda version: (_request(version) is None, not _approved(version))
+        )
+
+    def _objection(self, version: PolicyVersion) -> str | None:
+        """Why it is refused before anything is measured; who asks for a version overrules age."""
+        if version.tags.get(REVIEW) == "rejected":
+            return "rejected in review"
+        if _request(version) is not None:
+            return None
+        parent = version.tags.get(PARENT, "")
+        found = self._registry.version(int(parent)) if parent.isdecimal() else None
+        if found is not None and found.tags.get(ROLLED_BACK):
+            return f"its parent was rolled back: version {parent}"
+        candidate = self._registry.alias(CANDIDATE)
+        if candidate is not None and version.number < candidate and not _approved(version):
+            return f"superseded by version {candidate}"
+        return None
 
     def _consider(self, version: PolicyVersion, champion: int) -> int:
         request = _request(version)
         if version.number == champion:
             self._decisions.answer_promote(version.number, request, "promoted", "serves already")
             return champion
-        if version.tags.get(REVIEW) == "rejected":
+        if reason := self._objection(version):
             self._decisions.refused(
-                version.number, champion=champion, reason="rejected in review", request=request
+                version.number, champion=champion, reason=reason, request=request
             )
             return champion
         try:
             results = self._examiner.examine(version.number, champion=champion)
             if results is None:
                 return champion
-            self._show(version, results)
+            waits_for = self._waits_for(version, results, request)
+            self._show(version, results, waits_for)
             if not all_passed(results):
                 self._refuse(version, champion, results, request)
                 return champion
-            if not self._reviewed(version, request):
+            if waits_for is not None:
                 return champion
+            if request is None and not _approved(version):
+                self._registry.set_tags(version.number, {REVIEW: "not needed"})
             return self._promote(version.number, champion, request)
         except (PromotionFailed, WeightsError) as error:
             self._failed(version.number, champion, error, request)
@@ -186,25 +244,36 @@ class Controller:
         reason = f"failed the gates ({'; '.join(failed)})"
         self._decisions.refused(version.number, champion=champion, reason=reason, request=request)
 
-    def _show(self, version: PolicyVersion, results: list[GateResult]) -> None:
+    def _show(
+        self, version: PolicyVersion, results: list[GateResult], waits_for: str | None
+    ) -> None:
         headline = "All gates let it pass." if all_passed(results) else "**Refused by its gates.**"
+        if all_passed(results) and waits_for is not None:
+            headline = (
+                f"**Waits for a person** ({waits_for}): set the tag `{REVIEW}` to `approved` or"
+                f" `rejected`, or run `onlinerl promote {version.number}`."
+            )
         text = report(results, headline=headline)
         if version.description != text:
             self._registry.describe(version.number, text)
             tags = {f"gate.{result.name}": result.status for result in results}
             self._registry.set_tags(version.number, tags)
+            if waits_for is not None:
+                self._registry.set_tags(version.number, {REVIEW: "pending"})
             measured = {
                 f"gate.{each.name}": each.value for each in results if each.value is not None
             }
             self._registry.log_metrics(version.number, measured)
 
-    def _reviewed(self, version: PolicyVersion, request: Request | None) -> bool:
-        if request is not None or version.tags.get(REVIEW) == "approved":
-            return True
+    def _waits_for(
+        self, version: PolicyVersion, results: list[GateResult], request: Request | None
+    ) -> str | None:
+        """Why only a person may let it pass; None when one did, or the gates are enough."""
+        if request is not None or _approved(version):
+            return None
         if self._config.review == "required":
-            return False
-        self._registry.set_tags(version.number, {REVIEW: "approved"})
-        return True
+            return "every version is reviewed"
+        return missing_evidence(results, self._config.gates)
 
     def _promote(self, version: int, champion: int, request: Request | None) -> int:
         manifest = self._publisher.publish(version, champion=champion)
@@ -266,6 +335,10 @@ class Controller:
     def _expectation(self, version: int) -> Expectation:
         digest = self._publisher.manifest(version).digest()
         return Expectation(version, digest, self._examiner.probes(version))
+
+
+def _approved(version: PolicyVersion) -> bool:
+    return version.tags.get(REVIEW) == "approved"
 
 
 def _request(version: PolicyVersion) -> Request | None:

@@ -19,6 +19,7 @@ from onlinerl.deploy.registry import (
     PROMOTE_RESULT,
     PROMOTED_FROM,
     ROLLBACK_RESULT,
+    ROLLED_BACK,
     VERDICT,
     Registry,
 )
@@ -69,7 +70,7 @@ class Decisions:
         self._registry.log_metrics(version, _measured(report, manifest))
         if champion is not None:
             self._registry.set_tags(version, {PROMOTED_FROM: str(champion)})
-        self._registry.set_alias(CHAMPION, version)
+        self._make_champion(version)
         self._registry.set_tags(version, {VERDICT: "promoted"})
         self.answer_promote(version, request, "promoted", reason)
 
@@ -100,8 +101,8 @@ class Decisions:
             self._write_row(
                 "rollback", version, champion, reason=reason, request=request, report=report
             )
-            self._registry.set_tags(champion, {"rolled_back": reason})
-            self._registry.set_alias(CHAMPION, version)
+            self._registry.set_tags(champion, {ROLLED_BACK: reason})
+            self._make_champion(version)
         self.answer_rollback(request, "rolled back", f"version {version} serves")
 
     def answer_promote(
@@ -125,6 +126,12 @@ class Decisions:
         self._audit(request, action=f"rollback: {verdict}", subject=subject, detail=reason)
         answer = Answer(id=request.id, verdict=verdict, reason=_short(reason))
         self._registry.set_model_tag(ROLLBACK_RESULT, answer.model_dump_json())
+
+    def _make_champion(self, version: int) -> None:
+        found = self._registry.version(version)
+        if found is not None and found.tags.get(ROLLED_BACK):
+            self._registry.set_tags(version, {ROLLED_BACK: ""})
+        self._registry.set_alias(CHAMPION, version)
 
     def _set_verdict(self, version: int, verdict: str) -> None:
         """A version that served keeps that: it can still be rolled back to."""

@@ -1,7 +1,7 @@
 """Held-out answers from the tables: what the gates measure on.
 
-Only answers that could have been trained on, of sessions that never are: consent, alignment and
-sampling rules are those of the learner.
+Only answers that could have been trained on, of sessions that never are: consent (also that of the
+turns before), alignment and sampling rules are those of the learner.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -28,8 +28,9 @@ def heldout_answers(
     Raises:
         ServiceUnavailable: when the tables cannot be read.
     """
-    oldest = (now or datetime.now(UTC)) - timedelta(seconds=gates.max_age_s)
-    connection = connect(store, rewards=rewards)
+    now = now or datetime.now(UTC)
+    oldest = now - timedelta(seconds=gates.max_age_s)
+    connection = connect(store, rewards=rewards, as_of=now)
     try:
         rows = connection.execute(
             f"""
@@ -37,9 +38,10 @@ def heldout_answers(
                    i.sampling.temperature, r.reward
             FROM interactions AS i
             JOIN prompts AS p USING (interaction_id, tenant)
+            JOIN prompt_pieces AS h USING (interaction_id, tenant)
             LEFT JOIN rewards AS r USING (interaction_id, choice_index, tenant)
             WHERE {is_heldout_sql("i.session_id", fraction=heldout_fraction)}
-              AND i.policy = ? AND i.trainable AND i.consent = 'train'
+              AND i.policy = ? AND i.trainable AND h.consented
               AND i.logprob_mode = 'processed' AND i.sampling.temperature > 0
               AND i.served_at >= ? AND len(i.completion_token_ids) > 0
             ORDER BY r.reward IS NULL, i.served_at DESC, i.interaction_id

@@ -1,15 +1,16 @@
 """Measures a candidate without stopping the controller: one job in a child process at a time."""
 
+import contextlib
 import hashlib
 import logging
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from onlinerl.deploy.checkpoints import Checkpoints
 from onlinerl.deploy.config import DeployConfig
@@ -24,7 +25,7 @@ from onlinerl.deploy.gates import (
 )
 from onlinerl.deploy.reference import TEXT
 from onlinerl.deploy.swap import Probe
-from onlinerl.errors import ConfigError, PromotionFailed
+from onlinerl.errors import ConfigError, PromotionFailed, WeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,11 @@ class Examiner:
         self._start = start or self._start_child
         self._job: tuple[Path, GateJob] | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job runs; examining another version now would end it."""
+        return self._job is not None
+
     def examine(self, version: int, *, champion: int | None) -> list[GateResult] | None:
         """What the gates say, or None while the job runs.
 
@@ -112,10 +118,14 @@ class Examiner:
             PromotionFailed: when the job failed; calling again starts it anew.
             WeightsError: when a checkpoint is damaged.
         """
-        out_file = self._folder / f"v{version:06d}-over-{champion or 0:06d}.json"
+        out_file = self._out_file(version, champion)
         if not out_file.exists() and not self._ran(version, champion, out_file):
             return None
-        found = Measurements.model_validate_json(out_file.read_bytes())
+        try:
+            found = Measurements.model_validate_json(out_file.read_bytes())
+        except ValidationError as error:
+            out_file.unlink()
+            raise PromotionFailed(f"the gate job wrote what cannot be read: {error}") from error
         self._keep(version, found)
         return self._verdicts(found)
 
@@ -123,6 +133,13 @@ class Examiner:
         """What the weights of a version were measured to say; empty when they never were."""
         file = self._probes_file(version)
         return _PROBES.validate_json(file.read_bytes()) if file.exists() else []
+
+    def keep_only(self, versions: Iterable[int]) -> None:
+        """Drop the copies of checkpoints that no coming job needs."""
+        kept = set(versions)
+        with contextlib.suppress(WeightsError):  # somebody deleted version 1
+            kept |= set() if self._base_file().exists() else {1}
+        self._checkpoints.keep_only(kept)
 
     def cancel(self) -> None:
         """End a job that runs, e.g. because the controller stops."""
@@ -193,13 +210,20 @@ class Examiner:
             perplexity_gate(candidate=found.perplexity, base=base, config=gates.perplexity),
         ]
 
+    def _out_file(self, version: int, champion: int | None) -> Path:
+        """By reference text as well: perplexities of two texts cannot be compared."""
+        names = [self._checkpoints.name(each) for each in (version, champion) if each is not None]
+        return self._folder / f"{'-over-'.join(names)}-{self._reference_key()}.json"
+
     def _probes_file(self, version: int) -> Path:
-        return self._folder / f"v{version:06d}.probes"
+        return self._folder / f"{self._checkpoints.name(version)}.probes"
 
     def _base_file(self) -> Path:
         """By reference text: a new text needs a new measurement of version 1."""
-        key = hashlib.sha256(self._reference().model_dump_json().encode()).hexdigest()[:16]
-        return self._folder / f"base-{key}.perplexity"
+        return self._folder / f"{self._checkpoints.name(1)}-{self._reference_key()}.perplexity"
+
+    def _reference_key(self) -> str:
+        return hashlib.sha256(self._reference().model_dump_json().encode()).hexdigest()[:16]
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -1,8 +1,8 @@
 """Verdicts of the gates: pure functions of measured values.
 
 Three answers, not two: *skipped* says that there was not enough evidence (or that the gate is
-switched off), which neither stops a candidate nor speaks for it. A value that is not a number
-fails.
+switched off), which neither stops a candidate nor speaks for it; without evidence on drift a person
+decides. A value that is not a number fails.
 """
 
 import math
@@ -11,7 +11,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
-from onlinerl.deploy.config import DriftGateConfig, PerplexityGateConfig, RewardGateConfig
+from onlinerl.deploy.config import (
+    DriftGateConfig,
+    GatesConfig,
+    PerplexityGateConfig,
+    RewardGateConfig,
+)
 
 GateStatus = Literal["passed", "failed", "skipped"]
 
@@ -156,6 +161,18 @@ def _weight(log_ratio: float, max_weight: float) -> float:
 def all_passed(results: Sequence[GateResult]) -> bool:
     """Whether nothing speaks against the candidate."""
     return not any(result.status == "failed" for result in results)
+
+
+def missing_evidence(results: Sequence[GateResult], config: GatesConfig) -> str | None:
+    """Why a person has to decide; None when the gates are enough.
+
+    A candidate whose drift nobody could measure may be anything. Few rated answers are normal, so a
+    skipped reward gate does not stop it.
+    """
+    if not config.drift.enabled:
+        return None
+    skipped = (each for each in results if each.name == "drift" and each.status == "skipped")
+    return next((f"{each.name}: {each.detail}" for each in skipped), None)
 
 
 def report(results: Sequence[GateResult], *, headline: str) -> str:

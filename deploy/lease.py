@@ -56,8 +56,17 @@ class Lease:
             try:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return stream.read() or "starting"
+                return _described(stream.read())
         return None
+
+
+def _described(content: str) -> str:
+    """As a person reads it; the holder writes its line right after it took the lock."""
+    try:
+        holder = json.loads(content)
+        return f"process {holder['pid']} on {holder['host']} since {holder['since']}"
+    except (ValueError, KeyError):
+        return "a process that is starting"
 
 
 def _now() -> str:

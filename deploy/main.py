@@ -43,7 +43,7 @@ def run_deploy(settings: "Settings") -> int:
     with _stopping(stop), Lease(_folder(settings)):
         store = DeltaStore(settings.store_root, settings.store.storage_options)
         registry = real_registry(settings)
-        checkpoints = Checkpoints(_folder(settings) / "checkpoints", registry)
+        checkpoints = Checkpoints(_policy_folder(settings) / "checkpoints", registry)
         examiner = _examiner(settings, store, checkpoints)
         controller = _controller(settings, store, registry, checkpoints, examiner)
         port = settings.deploy.health_port
@@ -110,6 +110,11 @@ def _folder(settings: "Settings") -> Path:
     return settings.folder("deploy")
 
 
+def _policy_folder(settings: "Settings") -> Path:
+    """Version numbers say nothing across policies."""
+    return _folder(settings) / settings.policy.name
+
+
 def _commands(settings: "Settings") -> Commands:
     return Commands(
         real_registry(settings),
@@ -121,7 +126,7 @@ def _commands(settings: "Settings") -> Commands:
 
 def _examiner(settings: "Settings", store: DeltaStore, checkpoints: Checkpoints) -> Examiner:
     return Examiner(
-        _folder(settings) / "gates",
+        _policy_folder(settings) / "gates",
         checkpoints=checkpoints,
         answers=lambda: heldout_answers(
             store,
@@ -150,7 +155,7 @@ def _controller(
     )
 
     def register_base() -> int:
-        target = _folder(settings) / "base"
+        target = _policy_folder(settings) / "base"
         base_checkpoint(policy.base_model, policy=policy.name, target=target)
         return registry.register_base(target)
 
@@ -178,7 +183,8 @@ def _loop(
                 store.create()
                 has_tables = True
             controller.tick()
-            said = None
+            if controller.status is None:  # a look that goes well in between changes nothing
+                said = None
         except OnlineRLError as error:
             metrics.ERRORS.inc()
             controller.status = str(error)

@@ -5,6 +5,7 @@ the only writer of `champion`.
 """
 
 import math
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from onlinerl.deploy.registry import PolicyVersion
-from onlinerl.errors import ServiceUnavailable
+from onlinerl.errors import ServiceUnavailable, WeightsError
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -29,6 +30,8 @@ class MlflowRegistry:
     def __init__(
         self, tracking_uri: str, *, policy: str, experiment: str, timeout_s: float
     ) -> None:
+        # Read when mlflow is imported: bars of downloads are noise in a log.
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         # mlflow takes seconds to import; commands that never ask the registry do not pay for it.
         from mlflow import MlflowClient
 
@@ -108,12 +111,20 @@ class MlflowRegistry:
         """Through the server, which neither checks nor renames: the caller verifies."""
         with self._asked("download"):
             from mlflow.artifacts import download_artifacts
+            from mlflow.exceptions import MlflowException
 
-            found = self._client.get_model_version(self._policy, str(version))
             target.parent.mkdir(parents=True, exist_ok=True)
-            local = download_artifacts(
-                artifact_uri=found.source, dst_path=str(target.parent), tracking_uri=self._uri
-            )
+            try:
+                found = self._client.get_model_version(self._policy, str(version))
+                local = download_artifacts(
+                    artifact_uri=found.source, dst_path=str(target.parent), tracking_uri=self._uri
+                )
+            except (MlflowException, OSError) as error:
+                if _is_gone(error):
+                    raise WeightsError(
+                        f"the registry has no checkpoint of version {version}: {error}"
+                    ) from error
+                raise
             Path(local).rename(target)
 
     def register_base(self, checkpoint: Path) -> int:
@@ -160,7 +171,22 @@ class MlflowRegistry:
 
 
 def _version(found: "ModelVersion") -> PolicyVersion:
-    return PolicyVersion(int(found.version), dict(found.tags), found.description or "")
+    return PolicyVersion(
+        int(found.version),
+        dict(found.tags),
+        found.description or "",
+        f"{found.run_id} {found.source}",
+    )
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether the server answered that there is none; asking again would not help.
+
+    Of a download, mlflow passes on the server's answers only as text.
+    """
+    code = getattr(error, "error_code", None)
+    answers = ("RESOURCE_DOES_NOT_EXIST", "404 Client Error")
+    return code == answers[0] or any(answer in str(error) for answer in answers)
 
 
 def _or_none(request: Callable[[], _R]) -> _R | None:

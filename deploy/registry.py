@@ -6,12 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from onlinerl.errors import WeightsError
+
 CHAMPION, CANDIDATE = "champion", "candidate"
 
 VERDICT = "verdict"
 """promoted, refused or failed; set once the controller has decided."""
 REVIEW = "review"
-"""pending, approved or rejected; a person's tag."""
+"""pending; approved or rejected by a person; `not needed` when the gates were enough."""
+PARENT = "parent_version"
+"""The version that a candidate was trained from."""
+ROLLED_BACK = "rolled_back"
+"""Why a version that served was taken back; empty once it serves again."""
 PROMOTED_FROM = "promoted_from"
 """The champion before this version."""
 PROMOTE_REQUEST, PROMOTE_RESULT = "promote.request", "promote.result"
@@ -27,6 +33,8 @@ class PolicyVersion:
     number: int
     tags: Mapping[str, str]
     description: str = ""
+    origin: str = ""
+    """Where its weights come from. Numbers begin anew in another registry, origins do not."""
 
     @property
     def verdict(self) -> str | None:
@@ -74,7 +82,11 @@ class Registry(Protocol):
         ...
 
     def download(self, version: int, target: Path) -> None:
-        """Copy the checkpoint of a version to `target`, which does not exist; not verified."""
+        """Copy the checkpoint of a version to `target`, which does not exist; not verified.
+
+        Raises:
+            WeightsError: when the registry answers and does not have it any more.
+        """
         ...
 
     def register_base(self, checkpoint: Path) -> int:
@@ -119,7 +131,10 @@ class MemoryRegistry:
 
     def _version(self, number: int) -> PolicyVersion:
         return PolicyVersion(
-            number, dict(self.tags.get(number, {})), self.descriptions.get(number, "")
+            number,
+            dict(self.tags.get(number, {})),
+            self.descriptions.get(number, ""),
+            str(self.folders[number]),
         )
 
     def alias(self, name: str) -> int | None:
@@ -148,6 +163,8 @@ class MemoryRegistry:
 
     def download(self, version: int, target: Path) -> None:
         """Copy the folder."""
+        if not self.folders[version].is_dir():
+            raise WeightsError(f"the registry has no checkpoint of version {version}")
         shutil.copytree(self.folders[version], target)
 
     def register_base(self, checkpoint: Path) -> int:

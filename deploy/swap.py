@@ -2,7 +2,8 @@
 
 A replica that cannot stage stops everything with nothing changed. A replica that cannot commit
 goes on with its old weights under its old id. A replica whose weights are not what they should be
-goes back, and one whose weights nobody knows is stamped `unknown`, which no request is routed to.
+goes back, and one whose weights nobody knows, or that could not go back, is stamped `unknown`,
+which no request is routed to; only a new commit and its proof give it a version id again.
 """
 
 import logging
@@ -26,7 +27,8 @@ _POLL_S = 0.05
 class Probe(BaseModel):
     """A token sequence and the logprobs that the right weights give it."""
 
-    model_config = ConfigDict(frozen=True)
+    # Weights that are not finite give logprobs that are not, and the files have to hold them.
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     token_ids: list[int]
     logprobs: list[float]
@@ -138,8 +140,9 @@ class Fleet:
             )
         try:
             mean, worst = self._verify(serving, expectation)
+            self._bring_in(serving, expectation.version)
         except (WeightsError, ServiceUnavailable) as error:
-            self._return(pending, fallback)
+            self._return(serving, fallback)
             raise PromotionFailed(f"version {expectation.version}: {error}") from error
         return SwapReport(pause_ms, report.stage_ms, report.num_bytes, mean, worst)
 
@@ -188,26 +191,30 @@ class Fleet:
 
     def _commit_one(self, replica: Replica, version: int) -> float | OnlineRLError:
         """Milliseconds of pause, or why the replica kept what it had."""
-        stamp = self.stamp_of(version)
         started = time.monotonic()
         try:
+            # What was taken out stays out until its proof.
+            stamp = UNKNOWN if replica.stamp() == UNKNOWN else self.stamp_of(version)
             replica.pause()
             replica.apply(version, stamp)
             replica.resume()
         except (WeightsError, ServiceUnavailable) as error:
             logger.warning("commit failed", extra={"replica": replica.name}, exc_info=True)
-            if not self._recovered_on(replica, stamp):
+            if not self._recovered_on(replica, version):
                 return error
         pause_ms = (time.monotonic() - started) * 1000
         if pause_ms > self._config.pause_warning_ms:
             logger.warning("long pause", extra={"replica": replica.name, "pause_ms": pause_ms})
         return pause_ms
 
-    def _recovered_on(self, replica: Replica, stamp: str) -> bool:
+    def _recovered_on(self, replica: Replica, version: int) -> bool:
         """Put the replica in a known state; whether that is the wanted version after all."""
         try:
             self._recover(replica)
-            return replica.stamp() == stamp
+            return all(
+                status.version == version and status.settled and status.broken is None
+                for status in replica.status()
+            )
         except (WeightsError, ServiceUnavailable):
             return False
 
@@ -242,7 +249,8 @@ class Fleet:
             status.settled and status.broken is None for status in statuses
         )
         version = versions.pop() if known else None
-        if not known:
+        if not known or stamp == UNKNOWN:
+            # Also when the workers agree: a version that failed its proof looks settled as well.
             wanted = UNKNOWN
         elif version is None:
             # The checkpoint that the engine started with: no version until it was seeded.
@@ -290,20 +298,27 @@ class Fleet:
             differences += [abs(a - b) for a, b in zip(found, probe.logprobs, strict=True)]
         return differences
 
+    def _bring_in(self, replicas: Sequence[Replica], version: int) -> None:
+        """The proof is passed: replicas that were taken out before serve again."""
+        for replica in replicas:
+            if replica.stamp() == UNKNOWN:
+                replica.set_stamp(self.stamp_of(version))
+
     def _return(self, replicas: Sequence[Replica], fallback: int | None) -> None:
         """Best effort on the way out of a failed proof; what cannot return is taken out."""
-        if not replicas:
-            return
+        for replica in replicas:
+            if fallback is None or not self._returned(replica, fallback):
+                self._take_out(replica)
+
+    def _returned(self, replica: Replica, fallback: int) -> bool:
+        """Each on its own: one that is away does not take the others out."""
         try:
-            if fallback is None:
-                raise PromotionFailed("there is no version to return to")
-            self._stage(replicas, fallback)
-            _, failed = self._commit(replicas, fallback)
+            self._stage([replica], fallback)
+            _, failed = self._commit([replica], fallback)
         except (PromotionFailed, ServiceUnavailable):
-            logger.exception("replicas could not return")
-            failed = dict.fromkeys(replicas, OnlineRLError("not returned"))
-        for replica in failed:
-            self._take_out(replica)
+            logger.exception("replica could not return", extra={"replica": replica.name})
+            return False
+        return not failed
 
     def _take_out(self, replica: Replica) -> None:
         try:

@@ -29,10 +29,10 @@ from examples.support_desk.users import Answer, Crowd
 ROWS_PER_CYCLE = 104
 RATED_FOR_AN_INTERVAL = 155
 PROMOTIONS = 3
-BUSY, QUIET = 12, 2
+BUSY, QUIET = 12, 1
 """Users at once while answers are collected, and while the learner needs the cores."""
 
-QUIET_PAUSE_S = 1.5
+QUIET_PAUSE_S = 4.0
 
 METHOD = (
     "make demo: simulated users talk to the whole stack on one machine through the openai client; "

@@ -1,4 +1,5 @@
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,22 @@ def test_an_answered_request_is_not_open() -> None:
 
     assert open_request(asked, other) is not None
     assert open_request(asked, its_own) is None
+
+
+def test_in_a_file_no_cell_of_the_status_is_folded(
+    registry: AnsweringRegistry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.set_tags(2, {f"gate.{name}": "passed" for name in ("finite", "drift", "reward")})
+    registry.set_tags(2, {"parent_version": "1", "gate.perplexity": "passed", "verdict": "refused"})
+    engine = MemoryReplica("http://engine-of-the-second-rack.example.org:8001")
+    engine.set_stamp("assistant-for-the-support-desk/1")
+    with Lease(tmp_path):
+        show_status(registry, [engine], controller=Lease(tmp_path).holder())
+
+    lines = capsys.readouterr().out.splitlines()
+    assert any("candidate" in line and "refused" in line and "pending" in line for line in lines)
+    assert any(engine.name in line and engine.stamp() in line for line in lines)
+    assert lines[-1].startswith(f"controller: process {os.getpid()} on ")
 
 
 def test_status_shows_versions_and_engines(registry: AnsweringRegistry) -> None:

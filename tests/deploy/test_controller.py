@@ -1,4 +1,6 @@
 import json
+import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -7,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from onlinerl.deploy.checkpoints import Checkpoints
-from onlinerl.deploy.config import DeployConfig
+from onlinerl.deploy.config import (
+    DeployConfig,
+    DriftGateConfig,
+    GatesConfig,
+    PerplexityGateConfig,
+)
 from onlinerl.deploy.controller import Controller
 from onlinerl.deploy.decisions import Decisions
-from onlinerl.deploy.delta import HostTensor, read_manifest
+from onlinerl.deploy.delta import HostTensor, read_checkpoint, read_manifest
 from onlinerl.deploy.examiner import Examiner, GateJob
 from onlinerl.deploy.gate_spec import AnswerScore, GateSpec, HeldOutAnswer, Measurements
 from onlinerl.deploy.journal import MemoryJournal
@@ -20,7 +27,7 @@ from onlinerl.deploy.replica import MemoryReplica
 from onlinerl.deploy.requests import Request
 from onlinerl.deploy.swap import Fleet, Probe
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
-from tests.deploy.builders import nudged, weights, write_checkpoint
+from tests.deploy.builders import equal, nudged, weights, write_checkpoint
 
 
 class Killed(BaseException):
@@ -114,7 +121,7 @@ class World:
     def start_job(self, spec_file: Path, out_file: Path) -> GateJob:
         spec = GateSpec.model_validate_json(spec_file.read_bytes())
         self.specs.append(spec)
-        version = int(spec.candidate.name.removeprefix("v"))
+        version = int(spec.candidate.name[1:7])
         return Job(out_file, self.found.get(version, measured()))
 
     def add(self, *, candidate: bool = True, found: Measurements | None = None) -> int:
@@ -326,6 +333,198 @@ def test_anchors_come_back_at_the_configured_distance(tmp_path: Path) -> None:
 
     kinds = [read_manifest(tmp_path / "weights", version).kind for version in range(1, 6)]
     assert kinds == ["anchor", "delta", "delta", "anchor", "delta"]
+
+
+def test_a_candidate_whose_logprobs_are_not_numbers_is_refused(serving: World) -> None:
+    nothing = measured(k3=math.nan, perplexity=math.nan).model_copy(
+        update={
+            "num_nonfinite": 3,
+            "probes": [Probe(token_ids=[1, 2, 3], logprobs=[math.nan, -math.inf])],
+        }
+    )
+    serving.add(found=nothing)
+    serving.tick()
+
+    assert serving.registry.tags[2]["verdict"] == "refused"
+    assert serving.registry.tags[2]["gate.finite"] == "failed"
+    assert serving.engine.stamp() == "assistant/1"
+    kept = next((serving.folder / "gates").glob("v000002-*.probes"))
+    assert kept.read_bytes() == b'[{"token_ids":[1,2,3],"logprobs":[NaN,-Infinity]}]'
+
+
+def test_measurements_that_cannot_be_read_are_made_again(serving: World) -> None:
+    serving.add()
+    serving.tick(1)
+    spec = next((serving.folder / "gates").glob("v000002-*.spec"))
+    spec.with_suffix(".json").write_text("{")
+    serving.tick(1)
+    assert not spec.with_suffix(".json").exists()
+    serving.tick()
+
+    assert serving.registry.tags[2]["verdict"] == "promoted"
+
+
+def test_a_champion_that_cannot_be_seeded_does_not_block_a_rollback(serving: World) -> None:
+    serving.add()
+    serving.tick()
+    serving.engine.restart()
+    serving.engine.scores[2] = [-9.0]  # this engine computes version 2 wrongly
+    serving.tick()
+    assert serving.engine.stamp() == "unknown"
+    assert "could not be seeded" in str(serving.controller.status)
+    ask_rollback(serving, 1)
+    serving.tick(1)
+
+    assert json.loads(serving.registry.of_model["rollback.result"])["verdict"] == "rolled back"
+    assert serving.engine.stamp() == "assistant/1"
+    assert serving.controller.status is None
+
+
+def test_a_replica_that_cannot_be_seeded_does_not_hold_up_candidates(serving: World) -> None:
+    bad = MemoryReplica("memory:1")
+    bad.faults["staging"] = WeightsError("its disk is full")
+    serving.controller._fleet.replicas = [serving.engine, bad]
+    serving.add(found=measured(perplexity=99.0))
+    serving.tick()
+
+    assert serving.registry.tags[2]["verdict"] == "refused"
+    assert "memory:1 could not be seeded" in str(serving.controller.status)
+
+
+def test_another_reference_text_is_measured_anew(tmp_path: Path) -> None:
+    world = World(tmp_path, config=DeployConfig(review="required"))
+    world.engine.digests = Digests(tmp_path / "weights")
+    world.tick()
+    world.add()
+    world.tick()  # measured, and waits for a person
+    assert (len(world.specs), world.specs[-1].base) == (2, None)
+    gates = GatesConfig(perplexity=PerplexityGateConfig(max_tokens=64))
+    world.config = DeployConfig(gates=gates)
+    world.found[2] = world.found[2].model_copy(update={"base_perplexity": 10.0})
+    world.restart()
+    world.tick()
+
+    assert world.specs[-1].base is not None
+    assert world.registry.tags[2]["verdict"] == "promoted"
+
+
+def test_a_checkpoint_that_is_gone_ends_in_a_verdict(serving: World) -> None:
+    serving.add()
+    shutil.rmtree(serving.registry.folders[2])
+    serving.tick(8)
+
+    assert serving.registry.tags[2]["verdict"] == "failed"
+
+
+def test_a_newer_candidate_supersedes_those_that_wait(tmp_path: Path) -> None:
+    world = World(tmp_path, config=DeployConfig(review="required"))
+    world.engine.digests = Digests(tmp_path / "weights")
+    world.tick()
+    world.add()
+    world.tick()
+    world.add()
+    world.tick()
+
+    assert world.registry.tags[2]["verdict"] == "refused"
+    assert world.actions()[-1] == ("refuse", 2)
+    reasons = [row.reason for row in world.journal.promotions.values()]
+    assert reasons[-1] == "superseded by version 3"
+    assert "verdict" not in world.registry.tags[3]
+
+
+def test_an_approved_version_comes_before_a_newer_candidate(serving: World) -> None:
+    serving.add()
+    serving.registry.set_tags(2, {"review": "approved"})
+    serving.add()
+    serving.tick(8)
+
+    assert serving.actions()[1:] == [("promote", 2), ("promote", 3)]
+    assert [spec.champion and spec.champion.name[:7] for spec in serving.specs] == [
+        None, "v000001", "v000002",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["approval", "request"])
+def test_without_evidence_on_drift_a_person_decides(serving: World, by: str) -> None:
+    serving.add(found=measured(k3=None))
+    serving.tick(6)
+
+    assert serving.registry.aliases["champion"] == 1
+    assert "verdict" not in serving.registry.tags[2]
+    assert serving.registry.tags[2]["review"] == "pending"
+    assert "Waits for a person" in serving.registry.descriptions[2]
+    assert "0 held-out tokens" in serving.registry.descriptions[2]
+
+    if by == "approval":
+        serving.registry.set_tags(2, {"review": "approved"})
+    else:
+        ask_promote(serving, 2)
+    serving.tick()
+    assert serving.registry.aliases["champion"] == 2
+
+
+def test_a_drift_gate_that_is_off_asks_nobody(tmp_path: Path) -> None:
+    gates = GatesConfig(drift=DriftGateConfig(enabled=False))
+    world = World(tmp_path, config=DeployConfig(gates=gates))
+    world.engine.digests = Digests(tmp_path / "weights")
+    world.tick()
+    world.add(found=measured(k3=None))
+    world.tick()
+
+    assert world.registry.aliases["champion"] == 2
+    assert world.registry.tags[2]["review"] == "not needed"
+
+
+def test_a_candidate_of_a_version_that_was_rolled_back_is_refused(serving: World) -> None:
+    serving.add()
+    serving.tick()
+    ask_rollback(serving, 1)
+    serving.tick(1)
+    serving.add()
+    serving.registry.set_tags(3, {"parent_version": "2"})
+    serving.tick()
+
+    assert serving.registry.tags[3]["verdict"] == "refused"
+    reasons = [row.reason for row in serving.journal.promotions.values()]
+    assert reasons[-1] == "its parent was rolled back: version 2"
+
+
+def test_a_version_that_serves_again_is_rolled_back_no_more(serving: World) -> None:
+    serving.add()
+    serving.tick()
+    ask_rollback(serving, 1)
+    serving.tick(1)
+    ask_promote(serving, 2)
+    serving.tick()
+    serving.add()
+    serving.registry.set_tags(3, {"parent_version": "2"})
+    serving.tick()
+
+    assert serving.registry.tags[3]["verdict"] == "promoted"
+
+
+def test_another_registry_reuses_neither_checkpoints_nor_measurements(serving: World) -> None:
+    serving.add(found=measured(perplexity=99.0))
+    serving.tick()
+    assert serving.registry.tags[2]["verdict"] == "refused"
+    other = nudged(weights(), seed=77)
+    serving.registry.folders[2] = write_checkpoint(serving.folder / "elsewhere" / "2", other)
+    serving.registry.tags[2] = {"review": "pending"}
+    serving.found[2] = measured()
+    serving.tick()
+
+    assert serving.registry.tags[2]["verdict"] == "promoted"
+    assert len(serving.specs) == 3
+    assert equal(dict(read_checkpoint(serving.specs[-1].candidate)), other)
+
+
+def test_local_checkpoints_stay_few(serving: World) -> None:
+    for _ in range(5):
+        serving.add()
+        serving.tick()
+
+    kept = sorted(each.name[:7] for each in (serving.folder / "checkpoints").iterdir())
+    assert kept == ["v000005", "v000006"]
 
 
 STEPS = (

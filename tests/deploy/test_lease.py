@@ -18,7 +18,11 @@ with Lease(Path(sys.argv[1])):
 
 
 def test_a_second_controller_is_told_who_holds_it(tmp_path: Path) -> None:
-    with Lease(tmp_path), pytest.raises(LeaseHeld, match='"pid"'), Lease(tmp_path):
+    with (
+        Lease(tmp_path),
+        pytest.raises(LeaseHeld, match=r"process \d+ on .+ since 20"),
+        Lease(tmp_path),
+    ):
         pass
 
 
@@ -26,7 +30,7 @@ def test_it_is_free_after_it_was_given_back(tmp_path: Path) -> None:
     lease = Lease(tmp_path)
     assert lease.holder() is None
     with lease:
-        assert '"since"' in str(Lease(tmp_path).holder())
+        assert "since" in str(Lease(tmp_path).holder())
 
     assert lease.holder() is None
     with Lease(tmp_path):
@@ -38,7 +42,7 @@ def test_it_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(LeaseHeld, match=f'"pid": {process.pid}'), Lease(tmp_path):
+        with pytest.raises(LeaseHeld, match=f"process {process.pid} on"), Lease(tmp_path):
             pass
         process.kill()
 

@@ -135,6 +135,72 @@ def test_what_cannot_go_back_is_taken_out_of_the_pool() -> None:
     with pytest.raises(PromotionFailed):
         ready.swap(expect(2), fallback=None)
     assert engine.stamp() == UNKNOWN
+    assert ready.not_on(2) == [engine]  # looked at again, and settled on version 2
+    assert engine.stamp() == UNKNOWN
+
+
+def test_what_was_taken_out_serves_again_only_after_its_proof() -> None:
+    engine = replica()
+    ready = on_version_1(engine)
+    engine.digests[2] = "another"
+    with pytest.raises(PromotionFailed):
+        ready.swap(expect(2), fallback=None)
+    during: list[str] = []
+    engine.digests = {1: "another", 2: "another"}
+    engine.scores = Watched(engine, during)
+
+    with pytest.raises(PromotionFailed):
+        ready.swap(expect(1), fallback=None)
+    assert engine.stamp() == UNKNOWN
+    engine.digests[1] = "digest-1"
+    ready.swap(expect(1), fallback=None)
+
+    assert during == [UNKNOWN]  # while it was proven
+    assert engine.stamp() == "assistant/1"
+
+
+class Watched(dict[int | None, list[float]]):
+    """Right logprobs, and the stamp under which they were asked for."""
+
+    def __init__(self, engine: MemoryReplica, stamps: list[str]) -> None:
+        super().__init__()
+        self._engine, self._stamps = engine, stamps
+
+    def get(self, version: int | None, default: object = None) -> list[float]:
+        self._stamps.append(self._engine.stamp())
+        return [-1.0, -1.0]
+
+
+def test_a_replica_that_was_on_a_refused_version_already_goes_back_as_well() -> None:
+    early, late = replica("early"), replica("late")
+    ready = on_version_1(early, late)
+    ready.swap(expect(2), fallback=1, only=[early])  # the controller died after this
+    late.digests[2] = "another"
+
+    with pytest.raises(PromotionFailed):
+        ready.swap(expect(2), fallback=1)
+
+    assert early.stamp() == late.stamp() == "assistant/1"
+
+
+def test_one_that_is_away_does_not_take_the_others_out() -> None:
+    here, away = replica("here"), replica("away")
+    ready = on_version_1(here, away)
+    away.faults["checksum"] = ServiceUnavailable("away")
+    here.digests[2] = "another"
+    stage, calls = away.stage, list[int]()
+
+    def stage_once(root: Path, version: int) -> None:
+        calls.append(version)
+        if len(calls) > 1:
+            raise ServiceUnavailable("away")
+        stage(root, version)
+
+    away.stage = stage_once  # type: ignore[method-assign]
+    with pytest.raises(PromotionFailed):
+        ready.swap(expect(2), fallback=1)
+
+    assert (here.stamp(), away.stamp()) == ("assistant/1", UNKNOWN)
 
 
 def test_a_replica_that_is_there_is_proven_but_not_paused() -> None:

@@ -31,6 +31,8 @@ heldout_fraction = 0.2
 health_port = {deploy}
 poll_s = 0.5
 gates.perplexity.max_tokens = 256
+gates.drift.min_tokens = 20
+gates.drift.max_k3 = 0.5
 
 [gateway]
 port = {gateway}

@@ -1,0 +1,84 @@
+"""The controller's registry on a real MLflow server."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onlinerl.deploy.mlflow_registry import MlflowRegistry
+from onlinerl.errors import ServiceUnavailable, WeightsError
+from onlinerl.trainer.checkpoint import verify_checkpoint
+from tests.deploy.builders import weights, write_checkpoint
+from tests.registry_server import mlflow_server
+
+pytestmark = pytest.mark.integration
+
+PORT = 19417
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mlflow")
+
+
+@pytest.fixture(scope="module")
+def registry(folder: Path) -> Iterator[MlflowRegistry]:
+    with mlflow_server(folder, port=PORT) as uri:
+        yield MlflowRegistry(uri, policy="assistant", experiment="onlinerl", timeout_s=10)
+
+
+def test_a_version_from_its_registration_to_its_loss(
+    registry: MlflowRegistry, folder: Path, tmp_path: Path
+) -> None:
+    assert registry.versions() == []
+    assert registry.model_tags() == {}
+    assert registry.alias("champion") is None
+    assert registry.version(1) is None
+
+    checkpoint = write_checkpoint(tmp_path / "base", weights())
+    assert registry.register_base(checkpoint) == 1
+    assert registry.register_base(checkpoint) == 2
+
+    first, second = registry.versions()
+    assert (first.number, first.verdict) == (1, None)
+    assert first.origin != second.origin
+    assert registry.version(1) == first
+
+    registry.set_alias("champion", 2)
+    registry.set_alias("champion", 1)
+    assert registry.alias("champion") == 1
+
+    registry.set_tags(1, {"verdict": "promoted", "rolled_back": "worse"})
+    registry.set_tags(1, {"rolled_back": ""})
+    registry.describe(1, "| gate |")
+    found = registry.version(1)
+    assert found is not None
+    assert (found.verdict, found.tags["rolled_back"]) == ("promoted", "")
+    assert found.description == "| gate |"
+
+    registry.set_model_tag("rollback.request", '{"id": "r1"}')
+    assert registry.model_tags()["rollback.request"] == '{"id": "r1"}'
+
+    registry.log_metrics(1, {"gate.drift": 0.25, "gate.perplexity": float("nan")})
+    run_id = found.origin.split()[0]
+    assert dict(registry._client.get_run(run_id).data.metrics) == {"gate.drift": 0.25}
+
+    registry.download(1, tmp_path / "copies" / "v1")
+    verify_checkpoint(tmp_path / "copies" / "v1")
+    assert [each.name for each in (tmp_path / "copies").iterdir()] == ["v1"]
+
+    shutil.rmtree(next((folder / "artifacts").rglob(run_id)))
+    with pytest.raises(WeightsError, match="version 1"):
+        registry.download(1, tmp_path / "gone")
+    with pytest.raises(WeightsError, match="version 7"):
+        registry.download(7, tmp_path / "gone")
+
+
+def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    away = MlflowRegistry(
+        "http://127.0.0.1:19418", policy="assistant", experiment="onlinerl", timeout_s=0.5
+    )
+
+    with pytest.raises(ServiceUnavailable, match="did not answer"):
+        away.download(1, tmp_path / "copy")
