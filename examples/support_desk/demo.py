@@ -26,13 +26,13 @@ from examples.support_desk.memory import MemoryMeter
 from examples.support_desk.report import targets, version_table
 from examples.support_desk.users import Answer, Crowd
 
-ROWS_PER_CYCLE = 104
+ROWS_PER_CYCLE = 84
 RATED_FOR_AN_INTERVAL = 155
 PROMOTIONS = 3
 BUSY, QUIET = 12, 1
 """Users at once while answers are collected, and while the learner needs the cores."""
 
-QUIET_PAUSE_S = 4.0
+QUIET_PAUSE_S = 8.0
 
 METHOD = (
     "make demo: simulated users talk to the whole stack on one machine through the openai client; "
@@ -43,7 +43,7 @@ PHASE_TIMEOUT_S = 900.0
 LEARNING = {
     "learning_rate": 1.5e-4,
     "kl_coef": 0.1,
-    "tokens_per_step": 900,
+    "tokens_per_step": 800,
     "micro_batch_tokens": 1024,
     "rows": ROWS_PER_CYCLE,
     "max_drift": 0.3,

@@ -83,7 +83,8 @@ health_port = {schedule}
 [deploy]
 poll_s = 1.0
 health_port = {deploy}
-gates.max_rows = 48
+gates.max_rows = 40
+gates.perplexity.max_tokens = 1024
 gates.drift.max_k3 = {max_drift}
 gates.drift.min_tokens = 100
 gates.reward.min_ess = 5
