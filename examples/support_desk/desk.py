@@ -76,12 +76,12 @@ heldout_fraction = 0.1
 
 [schedule]
 interval_s = 1.0
-check_every_s = 2.0
+check_every_s = 3.0
 retry_after_s = 2.0
 health_port = {schedule}
 
 [deploy]
-poll_s = 1.0
+poll_s = 2.0
 health_port = {deploy}
 gates.max_rows = 40
 gates.perplexity.max_tokens = 1024
@@ -97,10 +97,10 @@ class Desk:
     Args:
         folder: Emptied, then holds the configuration and all data.
         model: Hugging Face folder of version 1.
-        learning: Values for the trainer and the gates, by the names in `CONFIGURATION`.
+        training: Values for the trainer and the gates, by the names in `CONFIGURATION`.
     """
 
-    def __init__(self, folder: Path, *, model: Path, learning: dict[str, float]) -> None:
+    def __init__(self, folder: Path, *, model: Path, training: dict[str, float]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self.config = folder / "onlinerl.toml"
@@ -113,7 +113,7 @@ class Desk:
                 model=model.resolve(),
                 key_hash=key_hash(self.api_key),
                 **self.ports,
-                **learning,
+                **training,
             ),
             encoding="utf-8",
         )

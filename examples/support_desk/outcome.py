@@ -45,6 +45,12 @@ def num_refused(desk: Desk) -> int:
     return int(query(desk, "SELECT count(*) AS n FROM promotions WHERE action = 'refuse'")[0]["n"])
 
 
+def newest_version(desk: Desk) -> int:
+    """The highest registered version, whatever became of it."""
+    found = _client(desk.registry_url).search_model_versions(f"name = '{POLICY}'")
+    return max((int(version.version) for version in found), default=0)
+
+
 def wait_for_rows(desk: Desk, num_rows: int) -> None:
     """Return when the table holds as many completions as were served, or after a minute."""
     deadline = time.monotonic() + ROWS_TIMEOUT_S

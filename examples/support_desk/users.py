@@ -41,15 +41,24 @@ class Answer:
     """Seconds since the crowd began."""
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How many users are active, and how long each waits between two conversations."""
+
+    users: int
+    pause_s: float
+
+
 @dataclass
 class Crowd:
-    """Keeps `active` users talking at a time.
+    """Keeps users talking; how busily can be changed while they do.
 
     Args:
         base_url: The gateway's `/v1`.
         api_key: A key whose consent is `train`.
         model: The policy's name.
         size: Most users at once.
+        pace: How busy they are; may be set at any time.
         seed: What they ask; answers are the model's.
     """
 
@@ -57,10 +66,8 @@ class Crowd:
     api_key: str
     model: str
     size: int
+    pace: Pace
     seed: int
-    active: int = 1
-    pause_s: float = 0.0
-    """What a user waits between two conversations."""
     answers: list[Answer] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
@@ -88,15 +95,21 @@ class Crowd:
     async def _user(self, client: AsyncOpenAI, number: int, stop: asyncio.Event) -> None:
         random_ = random.Random(f"{self.seed}/{number}")
         while not stop.is_set():
-            if number >= self.active:
+            if number >= self.pace.users:
                 await asyncio.sleep(0.2)
                 continue
             try:
                 await self._conversation(client, random_)
-                await asyncio.sleep(self.pause_s)
+                await self._rest()
             except openai.OpenAIError as error:
                 self.failures.append(f"{type(error).__name__}: {error}")
                 await asyncio.sleep(1.0)
+
+    async def _rest(self) -> None:
+        """Ends early when the desk gets busier."""
+        began = time.monotonic()
+        while time.monotonic() - began < self.pace.pause_s:
+            await asyncio.sleep(0.2)
 
     async def _conversation(self, client: AsyncOpenAI, random_: random.Random) -> None:
         turns = 2 if random_.random() < SECOND_QUESTION_SHARE else 1

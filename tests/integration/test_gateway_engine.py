@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -23,19 +23,22 @@ from onlinerl.serving.gateway import Gateway
 from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.renderer import TemplateRenderer
 from tests.brokers import free_port
-from tests.integration.engines import engine
+from tests.integration.engines import Engine
 from tests.serving.world import KEY, key_config
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.asyncio,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("engine"),
+]
 
 QUESTION = "How do I reset my password?"
 
 
-@pytest.fixture(scope="module")
-def engine_url(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("engine")
-    with engine(folder, model=tiny_model_dir, port=free_port()) as running:
-        yield running.url
+@pytest.fixture
+def engine_url(shared_engine: Engine) -> str:
+    return shared_engine.url
 
 
 class Service:

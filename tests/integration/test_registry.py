@@ -9,12 +9,11 @@ import pytest
 from onlinerl.deploy.mlflow_registry import MlflowRegistry
 from onlinerl.errors import ServiceUnavailable, WeightsError
 from onlinerl.trainer.checkpoint import verify_checkpoint
+from tests.brokers import free_port
 from tests.deploy.builders import weights, write_checkpoint
 from tests.registry_server import mlflow_server
 
-pytestmark = pytest.mark.integration
-
-PORT = 19417
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("registry")]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def registry(folder: Path) -> Iterator[MlflowRegistry]:
-    with mlflow_server(folder, port=PORT) as uri:
+    with mlflow_server(folder, port=free_port()) as uri:
         yield MlflowRegistry(uri, policy="assistant", experiment="onlinerl", timeout_s=10)
 
 

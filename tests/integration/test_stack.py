@@ -22,7 +22,11 @@ from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import connect
 from tests.stack.configuration import write_configuration
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("stack"),
+]
 
 KEY = "orl-integration"
 START_TIMEOUT_S = 240.0

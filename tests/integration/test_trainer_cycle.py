@@ -34,7 +34,7 @@ from tests.registry_server import mlflow_server
 from tests.trainer.builders import REWARDS, make_store, promotion
 from tests.trainer.rollouts import prefer_even_tokens, sample_interactions
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("trainer")]
 
 RUN_SCHEDULE = """
 import logging, pathlib, sys

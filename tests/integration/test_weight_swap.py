@@ -4,7 +4,7 @@ import json
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,11 +25,14 @@ from onlinerl.deploy.delta import (
 from onlinerl.deploy.replica import HttpReplica
 from onlinerl.deploy.swap import Expectation, Fleet, Probe
 from onlinerl.errors import PromotionFailed, WeightsError
-from tests.integration.engines import Engine, engine
+from tests.integration.engines import Engine
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("engine"),
+]
 
-PORT = 19310
 PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411]
 MAX_MEAN_DIFF = 0.01
 
@@ -93,11 +96,9 @@ class Versions:
         return Expectation(version, digest, [probe])
 
 
-@pytest.fixture(scope="module")
-def running(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    folder = tmp_path_factory.mktemp("engine")
-    with engine(folder, model=tiny_model_dir, port=PORT) as started:
-        yield started
+@pytest.fixture
+def running(shared_engine: Engine) -> Engine:
+    return shared_engine
 
 
 @pytest.fixture(scope="module")
