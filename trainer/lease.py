@@ -76,6 +76,14 @@ class Lease:
                 (self._name, self.fence),
             )
 
+    def held_by(self) -> str | None:
+        """Who holds it now, in words, or None when it is free. Changes nothing."""
+        with self._database.read() as connection:
+            held = self._row(connection)
+        if held is None or not self._is_alive(held):
+            return None
+        return _describe(held, name=self._name)
+
     def check(self, connection: sqlite3.Connection) -> None:
         """To be called inside a transaction that only the holder may commit.
 

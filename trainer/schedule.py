@@ -21,7 +21,8 @@ from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle import plan_cycle
 from onlinerl.trainer.due import Intervals, seconds_until_due
 from onlinerl.trainer.job import EXIT_LEASE_HELD, EXIT_NOTHING_TO_DO
-from onlinerl.trainer.main import open_database, real_parts
+from onlinerl.trainer.lease import Lease
+from onlinerl.trainer.main import lease_name, open_database, real_parts
 from onlinerl.trainer.metrics import CYCLE_SECONDS, CYCLES, DUE_IN, TICK
 from onlinerl.trainer.parts import Parts
 
@@ -52,9 +53,11 @@ class Schedule:
         *,
         config: ScheduleConfig,
         run_job: Callable[[Callable[[], None]], int],
+        lease_held_by: Callable[[], str | None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._parts = parts
+        self._lease_held_by = lease_held_by
         self._config = config
         self._run_job = run_job
         self._clock = clock
@@ -102,6 +105,9 @@ class Schedule:
         DUE_IN.set(wait_s)
         if wait_s > 0:
             return f"the next cycle is due in {wait_s:.0f} s"
+        held_by = self._lease_held_by()
+        if held_by is not None:  # e.g. by `onlinerl train`; a process would only find that out
+            return held_by
         self._parts.registry.check()
         if unfinished is not None:
             return None
@@ -153,10 +159,17 @@ def run(settings: "Settings") -> int:
     from onlinerl.health import HealthServer
 
     config, stop = settings.schedule, threading.Event()
-    parts = real_parts(settings, open_database(settings))
+    database = open_database(settings)
+    parts = real_parts(settings, database)
     settings_file = settings.folder("trainer") / "schedule-settings.json"
     write_private(settings_file, settings.model_dump_json(indent=1))
-    schedule = Schedule(parts, config=config, run_job=_job(settings_file, config, stop=stop))
+    lease = Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s)
+    schedule = Schedule(
+        parts,
+        config=config,
+        run_job=_job(settings_file, config, stop=stop),
+        lease_held_by=lease.held_by,
+    )
     clock = BlockingScheduler(timezone=UTC)
     clock.add_job(
         schedule.tick,

@@ -26,12 +26,12 @@ from examples.support_desk.memory import MemoryMeter
 from examples.support_desk.report import targets, version_table
 from examples.support_desk.users import Answer, Crowd, Pace
 
-ROWS_PER_CYCLE = 84
+ROWS_PER_CYCLE = 88
 RATED_FOR_AN_INTERVAL = 155
 PROMOTIONS = 3
 COLLECTING = Pace(users=12, pause_s=0.0)
-LEARNING = Pace(users=1, pause_s=12.0)
-SWAPPING = Pace(users=2, pause_s=1.0)
+LEARNING = Pace(users=1, pause_s=15.0)
+SWAPPING = Pace(users=1, pause_s=2.0)
 """How busy the desk is while answers are collected, while the learner needs the cores, and while
 gates and swap are under way."""
 
@@ -42,7 +42,7 @@ METHOD = (
 )
 PHASE_TIMEOUT_S = 900.0
 TRAINING = {
-    "learning_rate": 2e-4,
+    "learning_rate": 1.5e-4,
     "kl_coef": 0.1,
     "tokens_per_step": 800,
     "micro_batch_tokens": 1024,
@@ -56,6 +56,7 @@ WRONG_ON_PURPOSE = {
     "trainer.stop_k3": "100.0",
     "trainer.stop_ess": "0.0",
     "trainer.min_labelled_rows": "16",
+    "trainer.max_rows": "24",
 }
 
 
@@ -69,7 +70,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the stack is stopped too
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     console.rule("onlinerl: a support desk that learns from its users")
     with Desk(arguments.folder.resolve(), model=arguments.model, training=TRAINING) as desk:
         desk.start()
@@ -220,6 +221,9 @@ def _report(demo: Demo, console: Console, *, results: Path) -> None:
         ),
     )
     console.print(version_table(lines))
+    for line in lines:
+        if line.reason:
+            console.print(f"v{line.version} {line.verdict}: {line.reason}", markup=False)
     for version in (lines[0].version, demo.swaps[-1][1] if demo.swaps else 1):
         console.print(f"v{version} answers:", markup=False)
         for answer in demo.crowd.rated(f"{POLICY}/{version}")[:3]:

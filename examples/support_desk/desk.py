@@ -43,7 +43,7 @@ port = {gateway}
 engines = ["http://127.0.0.1:{engine}"]
 max_model_len = 1024
 # SmolLM2's text is poor at temperature 1; the learner divides by the same temperature.
-sampling = {{ temperature = 0.7, max_tokens = 64 }}
+sampling = {{ temperature = 0.7, max_tokens = 48 }}
 
 [[gateway.api_keys]]
 name = "support-desk"
@@ -73,6 +73,8 @@ stop_k3 = 0.3
 max_rows = {rows}
 min_labelled_rows = {rows}
 heldout_fraction = 0.1
+# Each cycle learns from what the champion itself served.
+max_version_lag = 0
 
 [schedule]
 interval_s = 1.0
@@ -83,8 +85,8 @@ health_port = {schedule}
 [deploy]
 poll_s = 2.0
 health_port = {deploy}
-gates.max_rows = 40
-gates.perplexity.max_tokens = 1024
+gates.max_rows = 32
+gates.perplexity.max_tokens = 768
 gates.drift.max_k3 = {max_drift}
 gates.drift.min_tokens = 100
 gates.reward.min_ess = 5

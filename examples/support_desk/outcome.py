@@ -81,9 +81,6 @@ def _line(row: dict[str, Any], crowd: Crowd, measured: dict[str, float]) -> Vers
         "refuse": "refused",
         "fail": "failed",
     }
-    verdict = words[row["action"]]
-    if row["action"] in REFUSALS:
-        verdict += f": {row['reason']}"
     return VersionLine(
         version=int(row["version"]),
         num_rated=len(rated),
@@ -95,7 +92,8 @@ def _line(row: dict[str, Any], crowd: Crowd, measured: dict[str, float]) -> Vers
         full_bytes=row["full_bytes"],
         pause_ms=row["pause_ms"],
         logprob_diff=row["mean_abs_logprob_diff"],
-        verdict=verdict,
+        verdict=words[row["action"]],
+        reason=str(row["reason"]) if row["action"] in REFUSALS else "",
     )
 
 
@@ -110,7 +108,7 @@ def figures(
 ) -> dict[str, float]:
     """The numbers that versions of the project are compared by; the keys stay."""
     promoted = [line for line in lines if line.verdict == "promoted"]
-    refused = [line for line in lines if line.verdict.startswith("refused")]
+    refused = [line for line in lines if line.verdict == "refused"]
     first, best = lines[0], next(line for line in lines if line.version == last)
     served = {answer.interaction_id for answer in crowd.answers}
     rows = _stored_ids(desk)

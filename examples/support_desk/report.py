@@ -26,6 +26,8 @@ class VersionLine:
     logprob_diff: float | None
     """Mean |engine - transformers| on the probe tokens after the swap."""
     verdict: str
+    reason: str = ""
+    """Why it was refused."""
 
     @property
     def accept_rate(self) -> float:
@@ -58,8 +60,8 @@ def version_table(lines: Sequence[VersionLine]) -> Table:
     """For a terminal."""
     table = Table(title="Policy versions", title_justify="left")
     for heading in (
-        "version", "rated", "accepted [95 % interval]", "tokens", "drift k3", "perplexity",
-        "delta / full", "pause", "|Δlogprob|", "verdict",
+        "version", "rated", "accepted, 95 %", "tokens", "drift k3", "perplexity",
+        "delta", "pause", "|Δlogprob|", "verdict",
     ):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "verdict" else "right")
     for line in lines:
@@ -72,7 +74,7 @@ def version_table(lines: Sequence[VersionLine]) -> Table:
             f"{line.mean_tokens:.0f}" if line.num_rated else "-",
             _number(line.drift, "{:.4f}"),
             _number(line.perplexity_ratio, "{:.3f}x"),
-            f"{line.delta_bytes / 2**20:.0f} / {line.full_bytes / 2**20:.0f} MiB"
+            f"{line.delta_bytes / 2**20:.0f} of {line.full_bytes / 2**20:.0f} MiB"
             if line.delta_bytes and line.full_bytes
             else "-",
             _number(line.pause_ms, "{:.0f} ms"),

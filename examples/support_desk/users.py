@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from examples.support_desk.questions import SYSTEM_PROMPT, Topic, accepts, ask
 
-MAX_TOKENS = 64
+MAX_TOKENS = 48
 STREAM_SHARE = 0.5
 SECOND_QUESTION_SHARE = 0.25
 RATING_SHARE = 0.9

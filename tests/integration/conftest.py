@@ -15,7 +15,7 @@ def shared_engine(
 ) -> Iterator[Engine]:
     """`onlinerl engine` on the tiny model; its stamp and weights are what the last test left.
 
-    Modules that use it carry the same `xdist_group`, so that one worker runs them all.
+    The modules that use it run on one worker; see `tests/conftest.py`.
     """
     with engine(
         tmp_path_factory.mktemp("engine"), model=tiny_model_dir, port=free_port()

@@ -30,7 +30,6 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.asyncio,
     pytest.mark.timeout(400),
-    pytest.mark.xdist_group("engine"),
 ]
 
 QUESTION = "How do I reset my password?"
@@ -246,7 +245,7 @@ async def running_requests(engine_url: str) -> float:
 
 async def test_a_new_version_shows_within_an_answer(service: Service, engine_url: str) -> None:
     async with aiohttp.ClientSession() as http:
-        asking = asyncio.create_task(streamed_text(service, max_tokens=300, seed=11))
+        asking = asyncio.create_task(streamed_text(service, max_tokens=900, seed=11))
         await service.sampling()
         await stamp(http, engine_url, "assistant/2")
         await asking

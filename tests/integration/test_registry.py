@@ -13,7 +13,7 @@ from tests.brokers import free_port
 from tests.deploy.builders import weights, write_checkpoint
 from tests.registry_server import mlflow_server
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("registry")]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")

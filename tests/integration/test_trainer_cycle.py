@@ -30,11 +30,12 @@ from onlinerl.trainer.main import FAULT_VARIABLE, open_database
 from onlinerl.trainer.outcome import outcome_folder
 from onlinerl.trainer.parts import FAULTS
 from onlinerl.trainer.process import start_time
+from tests.brokers import free_port
 from tests.registry_server import mlflow_server
 from tests.trainer.builders import REWARDS, make_store, promotion
 from tests.trainer.rollouts import prefer_even_tokens, sample_interactions
 
-pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("trainer")]
+pytestmark = pytest.mark.integration
 
 RUN_SCHEDULE = """
 import logging, pathlib, sys
@@ -49,7 +50,7 @@ JOB = (sys.executable, "-m", "onlinerl.trainer.job")
 
 @pytest.fixture(scope="module")
 def registry_uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with mlflow_server(tmp_path_factory.mktemp("mlflow"), port=19401) as address:
+    with mlflow_server(tmp_path_factory.mktemp("mlflow"), port=free_port()) as address:
         yield address
 
 
@@ -273,7 +274,7 @@ def test_a_lora_cycle_ships_merged_weights_and_keeps_the_adapter(
 
 
 def test_the_schedule_runs_a_due_cycle_and_ends_cleanly_when_asked(stack: Stack) -> None:
-    schedule = ScheduleConfig(check_every_s=1.0, health_port=19410)
+    schedule = ScheduleConfig(check_every_s=1.0, health_port=free_port())
     settings = stack.settings.model_copy(update={"schedule": schedule})
     file = settings.data_dir / "settings.json"
     file.write_text(settings.model_dump_json(), encoding="utf-8")

@@ -50,6 +50,15 @@ def test_a_held_lease_names_its_holder_and_since_when(database: Database, clock:
         pass
 
 
+def test_looking_who_holds_it_takes_nothing(database: Database, clock: Clock) -> None:
+    looking = lease(database, clock)
+
+    assert looking.held_by() is None
+    with lease(database, clock):
+        assert f"held by process {os.getpid()}" in str(looking.held_by())
+    assert looking.held_by() is None
+
+
 def test_leases_of_other_names_are_free(database: Database, clock: Clock) -> None:
     with lease(database, clock), Lease(database, name="other", ttl_s=60.0, clock=clock) as other:
         assert other.fence == 1

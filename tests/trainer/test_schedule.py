@@ -80,6 +80,15 @@ def test_too_few_rows_start_no_process(world: World, clock: Clock) -> None:
     assert tested.ready() is None
 
 
+def test_while_somebody_else_trains_no_process_is_started(world: World, clock: Clock) -> None:
+    tested, codes = schedule(world, clock)
+    tested._lease_held_by = lambda: "the lease is held by process 7"
+    tested.tick()
+
+    assert codes == []
+    assert tested.pulse.waiting_for == "the lease is held by process 7"
+
+
 def test_a_candidate_without_a_verdict_is_waited_for(world: World, clock: Clock) -> None:
     world.run()
     world.source.rows += [row(n, reward=float(n % 2)) for n in range(20, 26)]
