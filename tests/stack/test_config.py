@@ -57,7 +57,7 @@ def test_overrides_win_over_the_file(tmp_path: Path, override: str, expected: ob
 @pytest.mark.parametrize(
     ("text", "overrides", "words"),
     [
-        (MINIMAL + "[gatway]\nport = 1\n", [], "gatway: unknown key"),
+        (MINIMAL + "[doorway]\nport = 1\n", [], "doorway: unknown key"),
         (MINIMAL + "[gateway]\nport = 70000\n", [], "gateway.port = 70000"),
         (MINIMAL + "[gateway\n", [], "not valid TOML"),
         ("data_dir = 'x'\n", [], "policy: missing"),
