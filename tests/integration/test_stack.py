@@ -25,11 +25,11 @@ from tests.stack.configuration import write_configuration
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
 ]
 
 KEY = "orl-integration"
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 400.0
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Stack:
             cast_to=object,
         )
 
-    def run(self, *arguments: str, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout_s: float = 500) -> subprocess.CompletedProcess[str]:
         name, *rest = arguments
         command = [sys.executable, "-m", "onlinerl.cli", name, "--config", str(self.config), *rest]
         return subprocess.run(
@@ -143,7 +143,7 @@ def promoted(stack: Stack) -> int:
         talk(stack, 60)
         until(
             lambda: ("promote", 2) in stack.decisions(),
-            timeout_s=240,
+            timeout_s=600,
             what="the schedule trained a candidate and the controller promoted it",
         )
     return 2
@@ -224,7 +224,7 @@ def test_a_candidate_that_fails_a_gate_never_serves(stack: Stack) -> None:
     def refused() -> list[object]:
         return [version for action, version in stack.decisions() if action == "refuse"]
 
-    until(lambda: bool(refused()), timeout_s=120, what="the gates refused it")
+    until(lambda: bool(refused()), timeout_s=400, what="the gates refused it")
     assert champion(stack) == served_before
     assert f"assistant/{refused()[0]}" not in {
         row[0]
@@ -267,5 +267,5 @@ def test_an_engine_that_died_serves_the_champion_again_and_never_the_base(stack:
         return True
 
     time.sleep(3)
-    until(answers, timeout_s=180, what="the engine is back")
+    until(answers, timeout_s=400, what="the engine is back")
     assert versions == {f"assistant/{version}"}

@@ -25,12 +25,15 @@ metrics = [{{ name = "accepted" }}]
 
 [trainer]
 min_labelled_rows = 40
+# One thread each: on two busy cores a second one is waited for at every barrier.
+num_threads = 1
 heldout_fraction = 0.2
 
 [deploy]
 health_port = {deploy}
 poll_s = 0.5
 gates.perplexity.max_tokens = 256
+gates.threads = 1
 gates.drift.min_tokens = 20
 gates.drift.max_k3 = 0.5
 
