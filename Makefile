@@ -58,6 +58,7 @@ lint: $(STAMP) ## Format and lint
 
 types: $(STAMP) ## mypy --strict
 	@$(BIN)/mypy
+	@$(BIN)/mypy tests examples benchmarks
 
 imports: $(STAMP) ## The arrows of the architecture
 	@$(BIN)/lint-imports

@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import models
+
+# No test asserts a time, so neither does a property: a busy machine is no counterexample.
+hypothesis.settings.register_profile("onlinerl", deadline=None)
+hypothesis.settings.load_profile("onlinerl")
 
 SHARE_THE_ENGINE = ("test_gateway_engine.py", "test_weight_swap.py")
 

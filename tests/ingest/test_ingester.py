@@ -1,6 +1,7 @@
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -152,6 +153,8 @@ def test_a_new_log_longer_than_the_old_offset_is_read_from_its_start_too(world: 
 class Recreating(MemoryLog):
     """Comes back under new ids, already longer than before, between a poll and its check."""
 
+    recreated = False
+
     def poll(self, timeout_s: float) -> Fetched:
         fetched = super().poll(timeout_s)
         if fetched.records and not self.recreated:
@@ -168,7 +171,6 @@ def test_records_polled_while_the_log_changed_are_not_stored_under_either_id(
 ) -> None:
     world = make_world(tmp_path)
     world.log = Recreating(ALL_TOPICS)
-    world.log.recreated = False
     world.send(interaction("old"))
     world.ingest()
 
@@ -311,7 +313,8 @@ def stop_after_a_poll(log: Moody, stop: threading.Event) -> None:
         stop.set()
         return poll(timeout_s)
 
-    log.poll = poll_and_stop
+    patched: Any = log
+    patched.poll = poll_and_stop
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))

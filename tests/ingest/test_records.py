@@ -2,6 +2,7 @@ import base64
 import contextlib
 import json
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,12 @@ from hypothesis import strategies as st
 from onlinerl.errors import InvalidEvent
 from onlinerl.ingest.log import LogRecord
 from onlinerl.ingest.records import dead_letter, feedback_rows, interaction_rows
-from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC, InteractionEvent
+from onlinerl.rollout_store.schema import (
+    FEEDBACK_TOPIC,
+    INTERACTIONS_TOPIC,
+    InteractionEvent,
+    InteractionRow,
+)
 from tests.events import NOON, after, completion, feedback, interaction
 
 
@@ -19,7 +25,7 @@ def record(value: bytes, *, topic: str = INTERACTIONS_TOPIC) -> LogRecord:
     return LogRecord(topic, 3, 41, b"s1", value)
 
 
-def parsed(event: InteractionEvent) -> list[object]:
+def parsed(event: InteractionEvent) -> list[InteractionRow]:
     return list(interaction_rows(record(event.model_dump_json().encode()), ingested_at=after(1)))
 
 
@@ -61,7 +67,7 @@ def test_a_row_per_choice() -> None:
     ],
 )
 def test_what_learning_cannot_use_is_kept_and_says_why(
-    choice: dict[str, list[object]], reason: str
+    choice: dict[str, list[Any]], reason: str
 ) -> None:
     spans = choice.get("version_spans")
     if spans is not None:
@@ -85,7 +91,7 @@ def test_what_learning_cannot_use_is_kept_and_says_why(
     ],
 )
 def test_what_holds_for_the_request_holds_for_each_row(
-    changes: dict[str, object], reason: str
+    changes: dict[str, Any], reason: str
 ) -> None:
     (row,) = parsed(interaction(**changes))
 
@@ -126,6 +132,7 @@ def test_fields_of_a_newer_writer_are_kept() -> None:
     raw["sampling"]["min_p"] = 0.1
     (row,) = interaction_rows(record(json.dumps(raw).encode()), ingested_at=NOON)
 
+    assert row.extra is not None
     assert json.loads(row.extra) == {
         "mood": {"a": [1]},
         "choice": {"beam": 2},

@@ -1,11 +1,13 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from onlinerl.config import Settings
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
 from onlinerl.rollout_store.query import run_query
@@ -15,14 +17,20 @@ from tests.rollout_store.views_of import stored
 SQL = "SELECT interaction_id, completion_token_ids, served_at FROM interactions"
 
 
+def settings_of(root: str) -> Settings:
+    """Only the settings that a query reads."""
+    parts = SimpleNamespace(store_root=root, store=StoreConfig(), rewards=RewardsConfig())
+    return cast(Settings, parts)
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> SimpleNamespace:
+def settings(tmp_path: Path) -> Settings:
     store = stored(tmp_path, [interaction("i[1]"), feedback(interaction_id="i[1]")])
-    return SimpleNamespace(store_root=store.root, store=StoreConfig(), rewards=RewardsConfig())
+    return settings_of(store.root)
 
 
 def test_a_table_shows_names_and_values(
-    settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_query(settings, SQL) == 0
 
@@ -33,7 +41,7 @@ def test_a_table_shows_names_and_values(
 
 
 def test_a_table_that_no_terminal_shows_has_one_line_per_row(
-    settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = ", ".join(f"repeat('{n}', 60) AS column{n}" for n in range(9))
     run_query(settings, f"SELECT {columns}")
@@ -44,7 +52,7 @@ def test_a_table_that_no_terminal_shows_has_one_line_per_row(
 
 
 def test_a_table_rounds_floats_and_json_does_not(
-    settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sql = "SELECT (2 / 3)::DOUBLE AS a, [1234567.89::DOUBLE] AS b, 12345678 AS c"
     run_query(settings, sql)
@@ -58,7 +66,7 @@ def test_a_table_rounds_floats_and_json_does_not(
 
 
 def test_json_keeps_lists_and_says_times_in_utc(
-    settings: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+    settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_query(settings, SQL, "json")
 
@@ -72,7 +80,7 @@ def test_json_keeps_lists_and_says_times_in_utc(
 
 
 def test_csv_has_a_header_and_lists_as_json(
-    settings: SimpleNamespace, capsysbinary: pytest.CaptureFixture[bytes]
+    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     run_query(settings, SQL, "csv")
 
@@ -82,7 +90,7 @@ def test_csv_has_a_header_and_lists_as_json(
 
 
 def test_parquet_can_be_read_back(
-    settings: SimpleNamespace, capsysbinary: pytest.CaptureFixture[bytes]
+    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     run_query(settings, SQL, "parquet")
 
@@ -104,7 +112,7 @@ def test_parquet_can_be_read_back(
     ],
 )
 def test_what_is_not_a_query_on_the_views_is_refused(
-    settings: SimpleNamespace, tmp_path: Path, sql: str
+    settings: Settings, tmp_path: Path, sql: str
 ) -> None:
     (tmp_path / "secret").write_text("x")
 
@@ -114,7 +122,7 @@ def test_what_is_not_a_query_on_the_views_is_refused(
 
 
 def test_a_root_without_tables_is_said(tmp_path: Path) -> None:
-    empty = SimpleNamespace(store_root=str(tmp_path), store=StoreConfig(), rewards=RewardsConfig())
+    empty = settings_of(str(tmp_path))
 
     with pytest.raises(ConfigError, match="there are no tables under"):
         run_query(empty, SQL)

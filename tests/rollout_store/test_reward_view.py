@@ -123,7 +123,7 @@ def test_feedback_on_a_session_reaches_its_turns_discounted_from_the_end(tmp_pat
     turns = [interaction(f"i{n}", served_at=after(n)) for n in (1, 2, 3)]
     other = interaction("i9", session_id="s2")
     of_session = feedback("f1", session_id="s1", given_at=after(3))
-    events = [*turns, other, of_session, feedback("f2", interaction_id="i1")]
+    events: list[Event] = [*turns, other, of_session, feedback("f2", interaction_id="i1")]
 
     assert rewards(tmp_path, *events, config=spec(session_discount=0.5)) == {
         ("i1", 0): 1.25,
@@ -155,7 +155,7 @@ def test_each_feedback_on_a_session_is_discounted_from_when_it_was_given(
     metric = MetricConfig.model_validate(
         {"name": "accepted", "aggregate": aggregate, "offset": 1.0}
     )
-    events = [
+    events: list[Event] = [
         interaction("i1", served_at=after(1)),
         feedback("f1", session_id="s1", value=1.0, given_at=after(2)),
         interaction("i2", served_at=after(3)),

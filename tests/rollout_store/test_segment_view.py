@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,11 +12,11 @@ from tests.rollout_store.views_of import views_of
 COLUMNS = "segment_id, token_ids, loss_mask, num_sampled"
 
 
-def turn(number: int, **changes: object) -> InteractionEvent:
+def turn(number: int, **changes: Any) -> InteractionEvent:
     """Turn n of a session: root 1 2 3 -> 7 8, then each adds its own number and samples 7 8."""
     if number == 1:
         return interaction("i1", **changes)
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "parent_id": f"i{number - 1}",
         "prefix_length": 5 + 3 * (number - 2),
         "prompt_token_ids": [number],

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from onlinerl.config import PolicyConfig, Settings
+from onlinerl.config import Settings
 from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.config import PolicyConfig
 from onlinerl.serving import engine as engine_module
 from onlinerl.serving.engine import engine_command, engine_environment
 from onlinerl.serving.engine_config import EngineConfig
