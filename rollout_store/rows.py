@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pydantic import BaseModel
 
-from onlinerl.rollout_store.schema import arrow_schema
+from onlinerl.rollout_store.arrow import arrow_schema
 
 
 @functools.cache

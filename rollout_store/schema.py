@@ -1,21 +1,17 @@
 """The one declaration of everything that is logged.
 
-Event models (what travels through Kafka), row models (what lies in the tables) and the Arrow
-schemas derived from them. The same field is declared once: a row inherits the event's fields.
-This file knows nothing of Kafka, Delta or DuckDB.
+Event models (what travels through Kafka) and row models (what lies in the tables); `arrow` derives
+the columns. The same field is declared once: a row inherits the event's fields. This file knows
+nothing of Kafka, Arrow, Delta or DuckDB.
 """
 
 import base64
-import types
 import typing
-from datetime import date, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_origin
+from datetime import date
+from typing import Annotated, Any, Literal, Self
 
 import pydantic
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SCHEMA_VERSION = 1
 INTERACTIONS_TOPIC = "onlinerl.interactions"
@@ -84,6 +80,15 @@ class VersionSpan(BaseModel):
     end: int = Field(ge=0)
 
 
+class TokenSpan(BaseModel):
+    """Tokens `start` to `end` (exclusive) of a list of tokens."""
+
+    model_config = ConfigDict(frozen=True)
+
+    start: int = Field(ge=0)
+    end: int = Field(ge=0)
+
+
 class Sampling(BaseModel):
     """The sampling parameters that shaped the served distribution."""
 
@@ -123,10 +128,14 @@ class InteractionFields(Record):
     """Tokens shared with the parent's prompt + completion; not repeated in `prompt_token_ids`."""
     prompt_token_ids: TokenIds
     """The prompt after `prefix_length`."""
+    prompt_mask_spans: list[TokenSpan] | None = None
+    """Spans of `prompt_token_ids` that scrubbing keeps out of every decoded view."""
     policy: str
     """Name of the policy, e.g. `assistant`."""
     arm: Arm = "champion"
     """Which deployment answered."""
+    arm_probability: float | None = Field(default=None, gt=0, le=1)
+    """Probability with which a session is given this arm; null from writers that did not say."""
     protocol: Protocol = "openai.chat"
     """The API that the client spoke."""
     streamed: bool = False
@@ -172,6 +181,8 @@ class Completion(BaseModel):
     """Why sampling ended."""
     version_spans: list[VersionSpan]
     """Tile the completion."""
+    mask_spans: list[TokenSpan] | None = None
+    """Spans of the completion that scrubbing keeps out of the loss and of every decoded view."""
     routed_experts: str | None = None
     """Base64 `.npy` of expert ids where the engine returns them."""
 
@@ -344,75 +355,59 @@ class AuditRow(Record):
     """UTC day of `acted_at`."""
 
 
+class ArmRow(Record):
+    """Table `arms`: which versions take part of the traffic. The newest decision of a policy holds.
+
+    A decision is one row per arm beside the champion, which gets what is left; a decision without
+    canary and shadow is one row of the champion.
+    """
+
+    decision_id: str
+    """Same for every row of one decision."""
+    policy: str
+    """Name of the policy."""
+    arm: Arm
+    """champion, canary or shadow."""
+    version: int
+    """Version that the arm serves."""
+    share: float = Field(ge=0, le=1)
+    """Share of sessions; of a shadow, the share of requests that are answered a second time."""
+    adapter: str | None = None
+    """Name of the LoRA adapter, `assistant@12`; null when a replica serves the full weights."""
+    decided_at: AwareDatetime
+    """When, UTC."""
+    ingest_date: date
+    """UTC day of `decided_at`."""
+
+
+class SnapshotRow(Record):
+    """Table `snapshots`: which table versions are held, under which name. The newest row counts."""
+
+    name: str
+    """Name of the snapshot."""
+    action: Literal["create", "drop", "mark"]
+    """`mark`: an erased user's rows were in it."""
+    versions: str
+    """JSON object of table versions."""
+    actor: str
+    """Who."""
+    reason: str
+    """Why: free text, or which erasure marked it."""
+    expires_at: AwareDatetime | None = None
+    """From when on nothing is held; null holds until it is dropped."""
+    acted_at: AwareDatetime
+    """When, UTC."""
+    ingest_date: date
+    """UTC day of `acted_at`."""
+
+
 TABLES: dict[str, type[BaseModel]] = {
     "interactions": InteractionRow,
     "feedback": FeedbackRow,
     "dead_letters": DeadLetterRow,
     "promotions": PromotionRow,
     "audit": AuditRow,
+    "arms": ArmRow,
+    "snapshots": SnapshotRow,
 }
 """Every table by name; all are partitioned by `ingest_date`."""
-
-
-def arrow_schema(model: type[BaseModel]) -> "pa.Schema":
-    """The `pyarrow.Schema` of a row model; nested models become structs.
-
-    Raises:
-        TypeError: for an annotation without an Arrow counterpart.
-    """
-    import pyarrow as pa
-
-    return pa.schema(
-        [
-            pa.field(name, _arrow_type(field), nullable=_is_nullable(field.annotation))
-            for name, field in model.model_fields.items()
-        ]
-    )
-
-
-def _is_nullable(annotation: object) -> bool:
-    return types.NoneType in get_args(annotation)
-
-
-def _arrow_type(field: pydantic.fields.FieldInfo) -> "pa.DataType":
-    import pyarrow as pa
-
-    packed = [item for item in field.metadata if isinstance(item, PlainSerializer)]
-    if packed:
-        element = pa.int32() if get_args(field.annotation) == (int,) else pa.float32()
-        return pa.list_(pa.field("element", element, nullable=False))
-    return _plain_arrow_type(field.annotation)
-
-
-def _plain_arrow_type(annotation: object) -> "pa.DataType":
-    import pyarrow as pa
-
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        (inner,) = (item for item in args if item is not types.NoneType)
-        return _plain_arrow_type(inner)
-    if origin is Annotated:
-        return _plain_arrow_type(args[0])
-    if origin is Literal:
-        return pa.string()
-    if origin is list:
-        return pa.list_(pa.field("element", _plain_arrow_type(args[0]), nullable=False))
-    if origin is dict:
-        return pa.map_(pa.string(), pa.string())
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return pa.struct(list(arrow_schema(annotation)))
-    scalars = {
-        str: pa.string(),
-        int: pa.int64(),
-        float: pa.float64(),
-        bool: pa.bool_(),
-        bytes: pa.binary(),
-        datetime: pa.timestamp("us", tz="UTC"),
-        date: pa.date32(),
-    }
-    for python_type, arrow_type in scalars.items():
-        if annotation is python_type:
-            return arrow_type
-    if annotation is AwareDatetime:
-        return pa.timestamp("us", tz="UTC")
-    raise TypeError(f"no Arrow type for {annotation!r}")

@@ -27,6 +27,8 @@ _IDENTITY = {
     "dead_letters": ("topic", "partition", '"offset"', "payload"),
     "promotions": ("promotion_id",),
     "audit": ("audit_id",),
+    "arms": ("decision_id", "arm"),
+    "snapshots": ("name", "action", "acted_at"),
 }
 """What makes two rows of a table the same one."""
 
@@ -36,6 +38,8 @@ _AGE = {
     "dead_letters": "ingested_at",
     "promotions": '"decided_at"',
     "audit": '"acted_at"',
+    "arms": '"decided_at"',
+    "snapshots": '"acted_at"',
 }
 """Of the same row stored twice, the first by these columns is kept."""
 
