@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 START_TIMEOUT_S = 240.0
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,19 @@ class Engine:
     url: str
     process: "subprocess.Popen[bytes]"
     log: Path
+    pace: Path
+    """See `pacing`."""
+
+    @contextlib.contextmanager
+    def paced(self, step_s: float = 0.02) -> Iterator[None]:
+        """Inside, every decoding step takes at least `step_s`."""
+        staging = self.pace.with_suffix(".tmp")
+        staging.write_text(str(step_s))
+        staging.rename(self.pace)  # the engine never reads half a number
+        try:
+            yield
+        finally:
+            self.pace.unlink()
 
 
 @contextlib.contextmanager
@@ -30,19 +44,28 @@ def engine(folder: Path, *, model: Path, port: int, **options: object) -> Iterat
     """`onlinerl engine` on a free port; on exit it is told to stop and has to."""
     config = folder / "engine.toml"
     lines = ["[policy]", f"base_model = {json.dumps(str(model))}", "[engine]", f"port = {port}"]
-    defaults = {"max_model_len": 1024, "max_num_seqs": 16}
+    defaults = {
+        "max_model_len": 1024,
+        "max_num_seqs": 16,
+        "extra_args": ["--logits-processors", "tests.integration.pacing:Pace"],
+    }
     for key, value in (defaults | options).items():
         lines.append(f"{key} = {json.dumps(value)}")
     config.write_text("\n".join(lines))
-    log = folder / "engine.log"
+    log, pace = folder / "engine.log", folder / "pace"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "onlinerl.cli", "engine", "--config", str(config)],
             stdout=output,
             stderr=output,
-            env=dict(os.environ) | {"OMP_NUM_THREADS": "2"},
+            env=dict(os.environ)
+            | {
+                "OMP_NUM_THREADS": "2",
+                "ONLINERL_TEST_PACE": str(pace),
+                "PYTHONPATH": str(REPOSITORY),
+            },
         )
-    started = Engine(f"http://127.0.0.1:{port}", process, log)
+    started = Engine(f"http://127.0.0.1:{port}", process, log, pace)
     try:
         _wait_until_healthy(started)
         yield started

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,8 @@ class Traffic:
                 interaction_id = chat(self._url, f"{number}-{count}", stream=count % 2 == 0)
                 self.served.append(interaction_id)
                 self.rated.append(rate(self._url, interaction_id))
+            except urllib.error.HTTPError as error:
+                self.faults.append(f"{error.code}: {error.read().decode()}")
             except Exception as error:  # noqa: BLE001 the test looks at them
                 self.faults.append(repr(error))
             self.slowest_s = max(self.slowest_s, time.monotonic() - started)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
@@ -202,6 +202,14 @@ async def test_a_second_turn_extends_the_first(service: Service) -> None:
     assert two.prefix_length == num_known
 
 
+@pytest.fixture
+def paced(shared_engine: Engine) -> Iterator[None]:
+    """Answers take seconds, so that what a test does falls into them."""
+    with shared_engine.paced():
+        yield
+
+
+@pytest.mark.usefixtures("paced")
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_leaving_stops_the_engine_and_logs_what_was_sampled(
     service: Service, engine_url: str, streamed: bool
@@ -243,9 +251,10 @@ async def running_requests(engine_url: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 
+@pytest.mark.usefixtures("paced")
 async def test_a_new_version_shows_within_an_answer(service: Service, engine_url: str) -> None:
     async with aiohttp.ClientSession() as http:
-        asking = asyncio.create_task(streamed_text(service, max_tokens=900, seed=11))
+        asking = asyncio.create_task(streamed_text(service, max_tokens=200, seed=11))
         await service.sampling()
         await stamp(http, engine_url, "assistant/2")
         await asking
