@@ -1,0 +1,259 @@
+"""What the gateway costs and holds: `make bench NAME=gateway` (about eight minutes on two cores).
+
+Latency and throughput before an engine that replays recorded chunks, beside the engine asked
+directly and beside the LiteLLM proxy; a sink that is dead; 512 streams at once; and, on the real
+engine, how much of a conversation's prompt its prefix cache holds.
+"""
+
+import asyncio
+import contextlib
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks import conversations
+from benchmarks.load import Target, Timings, percentile, run
+from benchmarks.processes import KEY, Running, gateway, litellm, litellm_version, mock_engine
+from benchmarks.result import RESULTS, write_result
+from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
+from tests.brokers import Broker, tansu
+from tests.models import smollm2
+
+METHOD = """\
+One machine; load generator, engine, gateway, broker (Tansu) and proxy share its cores. The engine
+replays a recorded 100-token answer of vLLM, chunk by chunk without delay: the worst case, since
+no work of the gateway hides behind a decoding step. Added latency: median (and 99th percentile)
+through the gateway minus the same of the engine asked directly by its chat route, one request at
+a time, {rounds} rounds of {requests} requests that alternate between all targets. Requests a
+second: 16 at once, in rounds that alternate likewise. Sink dead: the broker is stopped (SIGSTOP);
+rounds alternate. 512 streams: {streams} requests, memory is the gateway's resident size against
+that after warming up, rows are distinct ids read back from the broker. Prefix cache:
+{conversations} conversations of ten turns with SmolLM2-135M-Instruct, {turn_tokens} sampled tokens
+a turn, at temperature 0.7, counters of vLLM; extension rate: turns whose prompt begins with the
+exact tokens of the turn before, in the gateway and in transformers' chat template."""
+ROUNDS = 7
+REQUESTS = 60
+C16_REQUESTS = 320
+SINK_REQUESTS = 800
+STREAM_REQUESTS = 10_000
+MESSAGES = [{"role": "user", "content": "How do I reset my password?"}]
+
+console = Console()
+
+
+def chat_target(name: str, url: str, *, stream: bool) -> Target:
+    """A chat request of 100 tokens."""
+    return Target(
+        name=name,
+        url=f"{url}/v1/chat/completions",
+        body={"model": "assistant", "messages": MESSAGES, "max_tokens": 100, "stream": stream},
+        headers={"authorization": f"Bearer {KEY}"},
+    )
+
+
+def measure(
+    urls: dict[str, str], *, requests: int, concurrency: int, rounds: int = ROUNDS
+) -> dict[str, Timings]:
+    """All targets in turn, whole and streamed; by `<target>.<unary or stream>`."""
+    targets = [
+        chat_target(f"{name}.{'stream' if stream else 'unary'}", url, stream=stream)
+        for name, url in urls.items()
+        for stream in (False, True)
+    ]
+    found = {target.name: Timings() for target in targets}
+    for target in targets:
+        asyncio.run(run(target, num_requests=20, concurrency=min(concurrency, 4)))
+    for _ in track(range(rounds), f"{concurrency} at once", console=console):
+        for target in targets:
+            found[target.name].add(
+                asyncio.run(run(target, num_requests=requests, concurrency=concurrency))
+            )
+    for name, timings in found.items():
+        assert not timings.errors, (name, timings.errors[:3])
+    return found
+
+
+def added(found: dict[str, Timings], target: str, kind: str, share: float) -> float:
+    """A percentile of a target minus that of the engine asked directly, milliseconds."""
+    through, direct = found[f"{target}.{kind}"], found[f"direct.{kind}"]
+    return percentile(through.total_ms, share) - percentile(direct.total_ms, share)
+
+
+def latency_figures(one: dict[str, Timings], many: dict[str, Timings]) -> dict[str, float]:
+    """The keys about time."""
+    first = statistics.median(one["gateway.stream"].first_ms)
+    return {
+        "unary_added_p50_ms": added(one, "gateway", "unary", 0.5),
+        "unary_added_p99_ms": added(one, "gateway", "unary", 0.99),
+        "stream_added_p50_ms": added(one, "gateway", "stream", 0.5),
+        "first_token_added_p50_ms": first - statistics.median(one["direct.stream"].first_ms),
+        "litellm_unary_added_p50_ms": added(one, "litellm", "unary", 0.5),
+        "litellm_stream_added_p50_ms": added(one, "litellm", "stream", 0.5),
+        "rps_ratio_vs_litellm_unary_c16": many["gateway.unary"].per_s / many["litellm.unary"].per_s,
+        "rps_ratio_vs_litellm_stream_c16": many["gateway.stream"].per_s
+        / many["litellm.stream"].per_s,
+    }
+
+
+def rows_of(found: dict[str, Timings], *, concurrency: int) -> list[dict[str, object]]:
+    """Percentiles of every target, for the series."""
+    return [
+        {
+            "target": name,
+            "concurrency": concurrency,
+            "p50_ms": round(percentile(timings.total_ms, 0.5), 3),
+            "p99_ms": round(percentile(timings.total_ms, 0.99), 3),
+            "first_p50_ms": round(percentile(timings.first_ms, 0.5), 3),
+            "per_s": round(timings.per_s, 1),
+        }
+        for name, timings in found.items()
+    ]
+
+
+def sink_dead_ratio(served: Running, broker: Broker) -> float:
+    """99th percentile with a stopped broker over that with a working one, alternating."""
+    target = chat_target("gateway.stream", served.url, stream=True)
+    healthy, dead = Timings(), Timings()
+    for _ in track(range(4), "sink dead", console=console):
+        wait_until_shipped(served)
+        healthy.add(asyncio.run(run(target, num_requests=SINK_REQUESTS, concurrency=16)))
+        broker.freeze()
+        try:
+            dead.add(asyncio.run(run(target, num_requests=SINK_REQUESTS, concurrency=16)))
+        finally:
+            broker.thaw()
+    assert not healthy.errors, healthy.errors[:3]
+    assert not dead.errors, dead.errors[:3]
+    return percentile(dead.total_ms, 0.99) / percentile(healthy.total_ms, 0.99)
+
+
+def wait_until_shipped(served: Running, *, timeout_s: float = 180) -> None:
+    """Until the log has taken everything."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        if json.loads(served.get("/health/ready"))["backlog_bytes"] == 0:
+            return
+    raise RuntimeError("the spool did not empty")
+
+
+@contextlib.contextmanager
+def watching_memory(served: Running, samples: list[float]) -> Iterator[None]:
+    """Append the resident size four times a second."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.wait(0.25):
+            samples.append(served.rss_mib())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def streams512(served: Running, broker: Broker) -> dict[str, float]:
+    """512 streams at once, 10,000 requests: errors, rows lost, memory."""
+    target = chat_target("gateway.stream", served.url, stream=True)
+    asyncio.run(run(target, num_requests=512, concurrency=64))
+    before, samples = served.rss_mib(), list[float]()
+    console.print("512 streams at once ...")
+    with watching_memory(served, samples):
+        timings = asyncio.run(run(target, num_requests=STREAM_REQUESTS, concurrency=512))
+    wait_until_shipped(served)
+    logged = set(logged_ids(broker.bootstrap))
+    return {
+        "streams512_errors": len(timings.errors),
+        "streams512_rows_lost": sum(each not in logged for each in timings.ids),
+        "streams512_rss_growth_mib": max(samples) - before,
+        "streams512_per_s": timings.per_s,
+    }
+
+
+def logged_ids(bootstrap: str) -> list[str]:
+    """Interaction ids in the log."""
+    from tests.integration.test_gateway_broker import read_log
+
+    values = read_log(bootstrap, INTERACTIONS_TOPIC)
+    return [json.loads(value)["interaction_id"] for value in values]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    model = smollm2()
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with tansu(folder) as broker, mock_engine() as engine:
+            starting = partial(gateway, engine=engine.url, bootstrap=broker.bootstrap, model=model)
+            with starting(folder) as served, litellm(folder, engine=engine.url) as proxy:
+                urls = {"direct": engine.url, "gateway": served.url, "litellm": proxy.url}
+                one = measure(urls, requests=REQUESTS, concurrency=1)
+                many = measure(urls, requests=C16_REQUESTS, concurrency=16, rounds=3)
+                version = litellm_version()
+            figures |= latency_figures(one, many)
+            console.print_json(data=figures)
+            (folder / "again").mkdir()
+            with starting(folder / "again") as served:
+                figures["p99_ratio_sink_dead"] = sink_dead_ratio(served, broker)
+                figures |= streams512(served, broker)
+        figures |= conversations.measure(folder, model=model, console=console)
+    console.print_json(data=figures)
+    write_result(
+        RESULTS / "gateway.json",
+        method=METHOD.format(
+            rounds=ROUNDS,
+            requests=REQUESTS,
+            streams=STREAM_REQUESTS,
+            conversations=conversations.NUM_CONVERSATIONS,
+            turn_tokens=conversations.TURN_TOKENS,
+        ).replace("\n", " "),
+        figures=figures,
+        series={"targets": rows_of(one, concurrency=1) + rows_of(many, concurrency=16)},
+        notes=f"LiteLLM {version}, one worker. {notes(figures)}",
+    )
+
+
+def notes(figures: dict[str, float]) -> str:
+    """What was not reached."""
+    third = figures["litellm_unary_added_p50_ms"] / 3
+    targets = {
+        "unary_added_p50_ms": (figures["unary_added_p50_ms"] <= 2, "at most 2"),
+        "unary_added_p99_ms": (figures["unary_added_p99_ms"] <= 10, "at most 10"),
+        "first_token_added_p50_ms": (figures["first_token_added_p50_ms"] <= 3, "at most 3"),
+        "litellm_unary_added_p50_ms": (
+            figures["unary_added_p50_ms"] <= third,
+            "at least three times ours",
+        ),
+        "rps_ratio_vs_litellm_unary_c16": (
+            figures["rps_ratio_vs_litellm_unary_c16"] >= 3,
+            "at least 3",
+        ),
+        "rps_ratio_vs_litellm_stream_c16": (
+            figures["rps_ratio_vs_litellm_stream_c16"] >= 3,
+            "at least 3",
+        ),
+        "p99_ratio_sink_dead": (figures["p99_ratio_sink_dead"] <= 1.1, "at most 1.1"),
+        "streams512_errors": (figures["streams512_errors"] == 0, "0"),
+        "streams512_rows_lost": (figures["streams512_rows_lost"] == 0, "0"),
+        "streams512_rss_growth_mib": (figures["streams512_rss_growth_mib"] < 200, "below 200"),
+        "prefix_cache_hit_ratio": (figures["prefix_cache_hit_ratio"] >= 0.85, "at least 0.85"),
+        "extension_rate": (figures["extension_rate"] == 1, "1"),
+    }
+    missed = [f"{key} ({wanted})" for key, (reached, wanted) in targets.items() if not reached]
+    return f"Not reached: {', '.join(missed)}." if missed else "Every target was reached."
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""An engine without a model: replays what a real vLLM sent, chunk by chunk, as fast as it can.
+
+`python -m benchmarks.mock_engine PORT [STEP_S]`; with a step, that long passes before each chunk.
+It answers the gateway's route and, for a proxy that speaks OpenAI's protocol to its upstream, that
+route too. Recordings: `python -m benchmarks.record`.
+"""
+
+import asyncio
+import sys
+
+import uvloop
+from aiohttp import web
+
+from benchmarks.recorded import RECORDED
+
+STEP_S = web.AppKey("step_s", float)
+
+
+def events(name: str) -> list[bytes]:
+    """The server-sent events of a recording, each with its blank line."""
+    whole = (RECORDED / name).read_bytes()
+    return [event + b"\n\n" for event in whole.split(b"\n\n") if event.strip()]
+
+
+GENERATE = events("generate.sse")
+CHAT = events("chat.sse")
+WHOLE = (RECORDED / "chat.json").read_bytes()
+
+
+async def _replay(request: web.Request, recording: list[bytes]) -> web.StreamResponse:
+    step_s = request.app[STEP_S]
+    await request.read()
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    for event in recording:
+        # A turn of the loop between two writes, so that chunks leave one by one as from an engine.
+        await asyncio.sleep(step_s)
+        await response.write(event)
+    await response.write_eof()
+    return response
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """`/inference/v1/generate`."""
+    return await _replay(request, GENERATE)
+
+
+async def chat(request: web.Request) -> web.StreamResponse:
+    """`/v1/chat/completions`, whole or streamed."""
+    body = await request.json()
+    if body.get("stream"):
+        return await _replay(request, CHAT)
+    step_s = request.app[STEP_S]
+    if step_s:
+        await asyncio.sleep(step_s * len(CHAT))
+    return web.Response(body=WHOLE, content_type="application/json")
+
+
+async def healthy(_: web.Request) -> web.Response:
+    """Whatever is asked for, all is well."""
+    return web.json_response({})
+
+
+async def weight_info(_: web.Request) -> web.Response:
+    """As the recording says."""
+    return web.json_response({"weight_version": "assistant/1"})
+
+
+def main() -> None:
+    """Serve until killed."""
+    app = web.Application()
+    app[STEP_S] = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    app.router.add_post("/inference/v1/generate", generate)
+    app.router.add_post("/inference/v1/abort_requests", healthy)
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/health", healthy)
+    app.router.add_get("/weight_info", weight_info)
+    uvloop.install()
+    web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None, backlog=2048)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Records what a real vLLM sends for a 100-token answer, for `benchmarks.mock_engine`.
+
+`python -m benchmarks.record` starts an engine on the demo's model (about a minute on two cores).
+"""
+
+import json
+import tempfile
+import urllib.request
+from pathlib import Path
+
+from benchmarks.recorded import RECORDED
+from onlinerl.serving.chat_template import load_model_text
+from tests.brokers import free_port
+from tests.integration.engines import Engine, engine
+from tests.models import smollm2
+
+NUM_TOKENS = 100
+MESSAGES = [{"role": "user", "content": "Write a long story about a support desk."}]
+
+
+def main() -> None:
+    """Write the three recordings."""
+    model = smollm2()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        engine(Path(folder), model=model, port=free_port()) as running,
+    ):
+        _post(running, "/update_weight_version", {"new_version": "assistant/1"})
+        text = load_model_text(str(model))
+        prompt = text.template.render(MESSAGES)
+        sampling = {"max_tokens": NUM_TOKENS, "seed": 1, "temperature": 0.7, "ignore_eos": True}
+        generate = {
+            "model": "assistant",
+            "token_ids": text.tokenizer.encode(prompt, add_special_tokens=False).ids,
+            "sampling_params": {**sampling, "logprobs": 0, "detokenize": False},
+            "stream": True,
+        }
+        chat = {"model": "assistant", "messages": MESSAGES, **sampling}
+        RECORDED.mkdir(exist_ok=True)
+        for name, path, body in (
+            ("generate.sse", "/inference/v1/generate", generate),
+            ("chat.sse", "/v1/chat/completions", {**chat, "stream": True}),
+            ("chat.json", "/v1/chat/completions", chat),
+        ):
+            (RECORDED / name).write_bytes(_post(running, path, body))
+
+
+def _post(running: Engine, path: str, body: object) -> bytes:
+    request = urllib.request.Request(
+        running.url + path,
+        json.dumps(body).encode(),
+        {"content-type": "application/json", "authorization": "Bearer none"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: bytes = response.read()
+    return answer
+
+
+if __name__ == "__main__":
+    main()
