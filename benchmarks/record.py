@@ -9,7 +9,8 @@ import urllib.request
 from pathlib import Path
 
 from benchmarks.recorded import RECORDED
-from onlinerl.serving.chat_template import load_model_text
+from onlinerl.serving.renderer_choice import load_renderer
+from onlinerl.serving.request import Conversation, Message
 from tests.brokers import free_port
 from tests.integration.engines import Engine, engine
 from tests.models import smollm2
@@ -26,12 +27,12 @@ def main() -> None:
         engine(Path(folder), model=model, port=free_port()) as running,
     ):
         _post(running, "/update_weight_version", {"new_version": "assistant/1"})
-        text = load_model_text(str(model))
-        prompt = text.template.render(MESSAGES)
+        question = Message(role="user", content=MESSAGES[0]["content"])
+        prompt_ids = load_renderer("auto", str(model)).render(Conversation(messages=(question,)))
         sampling = {"max_tokens": NUM_TOKENS, "seed": 1, "temperature": 0.7, "ignore_eos": True}
         generate = {
             "model": "assistant",
-            "token_ids": text.tokenizer.encode(prompt, add_special_tokens=False).ids,
+            "token_ids": prompt_ids,
             "sampling_params": {**sampling, "logprobs": 0, "detokenize": False},
             "stream": True,
         }

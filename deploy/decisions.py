@@ -1,7 +1,7 @@
 """Recording a decision so that a repeat after a crash changes nothing.
 
 Order within each: table row (its id is made of what was decided, so a repeat counts once), tags,
-alias, verdict, answer. The alias is the point of no return; what follows it is made up for by
+arms, alias, verdict, answer. The alias is the point of no return; what follows it is made up for by
 `finish_promotion`.
 """
 
@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Literal
 
 from onlinerl.deploy import metrics
+from onlinerl.deploy.arms import champion_only
 from onlinerl.deploy.delta import Manifest
 from onlinerl.deploy.journal import Journal
 from onlinerl.deploy.registry import (
@@ -131,6 +132,10 @@ class Decisions:
         found = self._registry.version(version)
         if found is not None and found.tags.get(ROLLED_BACK):
             self._registry.set_tags(version, {ROLLED_BACK: ""})
+        # Every replica serves it by now: whatever a canary or shadow pinned is gone.
+        self._journal.arms(
+            champion_only(self._policy, version, reason="champion", decided_at=self._now())
+        )
         self._registry.set_alias(CHAMPION, version)
 
     def _set_verdict(self, version: int, verdict: str) -> None:

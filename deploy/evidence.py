@@ -10,6 +10,7 @@ from onlinerl.deploy.config import GatesConfig
 from onlinerl.deploy.gate_spec import HeldOutAnswer
 from onlinerl.rollout_store.config import RewardsConfig
 from onlinerl.rollout_store.holdout import is_heldout_sql
+from onlinerl.rollout_store.scope import Scope
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import connect
 
@@ -30,7 +31,8 @@ def heldout_answers(
     """
     now = now or datetime.now(UTC)
     oldest = now - timedelta(seconds=gates.max_age_s)
-    connection = connect(store, rewards=rewards, as_of=now)
+    scope = Scope(since=oldest, policy=policy)
+    connection = connect(store, rewards=rewards, as_of=now, scope=scope)
     try:
         rows = connection.execute(
             f"""

@@ -1,9 +1,11 @@
-"""The record of what was decided: tables `promotions` and `audit`."""
+"""The record of what was decided: tables `promotions`, `audit` and `arms`."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from onlinerl.deploy.arms import checked, write_arms
 from onlinerl.rollout_store.rows import to_table
-from onlinerl.rollout_store.schema import AuditRow, PromotionRow
+from onlinerl.rollout_store.schema import ArmRow, AuditRow, PromotionRow
 from onlinerl.rollout_store.store import DeltaStore
 
 
@@ -16,6 +18,10 @@ class Journal(Protocol):
 
     def audit(self, row: AuditRow) -> None:
         """Who asked for what."""
+        ...
+
+    def arms(self, decision: Sequence[ArmRow]) -> None:
+        """Which versions take part of the traffic; of several decisions the newest holds."""
         ...
 
 
@@ -33,6 +39,10 @@ class DeltaJournal:
         """One commit."""
         self._store.append("audit", to_table([row]))
 
+    def arms(self, decision: Sequence[ArmRow]) -> None:
+        """One commit."""
+        write_arms(self._store, decision)
+
 
 class MemoryJournal:
     """The twin."""
@@ -40,6 +50,7 @@ class MemoryJournal:
     def __init__(self) -> None:
         self.promotions: dict[str, PromotionRow] = {}
         self.audits: dict[str, AuditRow] = {}
+        self.decisions: list[Sequence[ArmRow]] = []
 
     def promotion(self, row: PromotionRow) -> None:
         """First one wins, as for readers of the table."""
@@ -48,3 +59,7 @@ class MemoryJournal:
     def audit(self, row: AuditRow) -> None:
         """First one wins."""
         self.audits.setdefault(row.audit_id, row)
+
+    def arms(self, decision: Sequence[ArmRow]) -> None:
+        """The last one holds."""
+        self.decisions.append(checked(decision))

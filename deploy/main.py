@@ -1,6 +1,7 @@
 """`onlinerl deploy | promote | rollback | status` with their real parts."""
 
 import logging
+import os
 import signal
 import threading
 import types
@@ -26,6 +27,7 @@ from onlinerl.deploy.swap import Fleet
 from onlinerl.errors import OnlineRLError
 from onlinerl.health import HealthServer
 from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.serving.engine_config import ENGINE_SECRET
 
 if TYPE_CHECKING:
     from onlinerl.config import Settings
@@ -101,6 +103,7 @@ def replicas(settings: "Settings") -> list[HttpReplica]:
             policy=settings.policy.name,
             request_timeout_s=settings.deploy.request_timeout_s,
             commit_timeout_s=settings.deploy.commit_timeout_s,
+            secret=os.environ.get(ENGINE_SECRET),
         )
         for url in settings.gateway.engines
     ]

@@ -127,6 +127,29 @@ class MlflowRegistry:
                 raise
             Path(local).rename(target)
 
+    def download_from_run(self, version: int, path: str, target: Path) -> bool:
+        """Copy an artifact of the run that made a version; False when it has none there."""
+        with self._asked("download_from_run"):
+            from mlflow.artifacts import download_artifacts
+            from mlflow.exceptions import MlflowException
+
+            run_id = self._client.get_model_version(self._policy, str(version)).run_id
+            if not run_id:
+                return False
+            try:
+                local = download_artifacts(
+                    run_id=run_id,
+                    artifact_path=path,
+                    dst_path=str(target.parent / "download"),
+                    tracking_uri=self._uri,
+                )
+            except (MlflowException, OSError) as error:
+                if _is_gone(error):
+                    return False
+                raise
+            Path(local).rename(target)
+            return True
+
     def register_base(self, checkpoint: Path) -> int:
         """A run `bootstrap` with the checkpoint as its artifact, and a version made of it."""
         with self._asked("register_base"):

@@ -102,15 +102,25 @@ class HttpReplica:
         policy: Model name that it serves.
         request_timeout_s: Bound on a short call.
         commit_timeout_s: Bound on a call that waits for the model.
+        secret: What a guard in front of the engine asks for.
     """
 
     def __init__(
-        self, url: str, *, policy: str, request_timeout_s: float, commit_timeout_s: float
+        self,
+        url: str,
+        *,
+        policy: str,
+        request_timeout_s: float,
+        commit_timeout_s: float,
+        secret: str | None = None,
     ) -> None:
         self._url = url.rstrip("/")
         self._policy = policy
         self._request_timeout_s = request_timeout_s
         self._commit_timeout_s = commit_timeout_s
+        self._headers = {"Content-Type": "application/json"}
+        if secret is not None:
+            self._headers["Authorization"] = f"Bearer {secret}"
 
     @property
     def name(self) -> str:
@@ -189,7 +199,7 @@ class HttpReplica:
         request = urllib.request.Request(
             self._url + path,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            headers=self._headers,
             method=method,
         )
         timeout = self._request_timeout_s if timeout_s is None else timeout_s

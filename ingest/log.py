@@ -5,9 +5,9 @@ recreated, cut off at the front and taken away.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.kafka_topics import Topic
@@ -16,8 +16,7 @@ Partition = tuple[str, int]
 """Topic name and partition number."""
 
 
-@dataclass(frozen=True)
-class LogRecord:
+class LogRecord(NamedTuple):
     """One record as it lies in the log; a missing value reads as empty."""
 
     topic: str
@@ -34,11 +33,15 @@ class Fetched:
     records: Sequence[LogRecord] = ()
     restarted: Sequence[Partition] = ()
     """Partitions whose position is not in the log any more; they go on at the earliest record."""
+    assigned: frozenset[Partition] | None = None
+    """Not None when the partitions to read changed: these are the ones now. None of them is read
+    before `seek` says from where, and no record comes along."""
 
 
 class EventLog(Protocol):
     """Reads records in order from positions that the caller keeps.
 
+    `OPENED -> assigned -> sought -> polled`, and back to assigned when partitions change hands.
     Every method raises `ServiceUnavailable` when the log does not answer within its timeout.
     """
 
@@ -46,16 +49,28 @@ class EventLog(Protocol):
         """The topics as they are now; those that do not exist are left out."""
         ...
 
-    def assign(self, positions: Mapping[Partition, int]) -> None:
-        """Read these partitions from these offsets."""
+    def open(self, topics: Mapping[str, Topic]) -> None:
+        """Ask for the partitions of these topics; `poll` tells which ones this reader gets."""
+        ...
+
+    def seek(self, positions: Mapping[Partition, int]) -> None:
+        """Read the assigned partitions from these offsets."""
+        ...
+
+    def pause(self) -> None:
+        """Fetch no records until `resume`; polling goes on, so that no partition is taken away."""
+        ...
+
+    def resume(self) -> None:
+        """Fetch records again."""
         ...
 
     def poll(self, timeout_s: float) -> Fetched:
         """New records, or nothing when none came in time. In order within a partition."""
         ...
 
-    def lag(self) -> int | None:
-        """Records that are in the log and were not polled yet; None while it is unknown."""
+    def lags(self) -> Mapping[Partition, int] | None:
+        """Per partition the records that were not polled yet; None while it is unknown."""
         ...
 
     def close(self) -> None:
@@ -90,6 +105,8 @@ class MemoryLog:
         self._names, self._num_partitions = tuple(names), partitions
         self._incarnation = itertools.count(1)
         self._positions: dict[Partition, int] = {}
+        self._assigned: frozenset[Partition] | None = None
+        self.paused = False
         self.recreate()
 
     def recreate(self) -> None:
@@ -121,14 +138,37 @@ class MemoryLog:
         self._check()
         return dict(self._topics)
 
-    def assign(self, positions: Mapping[Partition, int]) -> None:
+    def open(self, topics: Mapping[str, Topic]) -> None:
+        """See `EventLog`; every partition is this reader's until `reassign`."""
+        self._check()
+        self.reassign({(topic.name, n) for topic in topics.values() for n in topic.partitions})
+
+    def reassign(self, partitions: Iterable[Partition]) -> None:
+        """Let the next poll say that only these are this reader's, as a rebalance does."""
+        self._assigned = frozenset(partitions)
+        self._positions, self.paused = {}, False
+
+    def seek(self, positions: Mapping[Partition, int]) -> None:
         """See `EventLog`."""
         self._check()
         self._positions = dict(positions)
 
+    def pause(self) -> None:
+        """See `EventLog`."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """See `EventLog`."""
+        self.paused = False
+
     def poll(self, timeout_s: float) -> Fetched:
         """See `EventLog`; never waits."""
         self._check()
+        if self._assigned is not None:
+            assigned, self._assigned = self._assigned, None
+            return Fetched(assigned=assigned)
+        if self.paused:
+            return Fetched()
         restarted = [
             partition
             for partition, position in self._positions.items()
@@ -145,9 +185,9 @@ class MemoryLog:
             self._positions[partition] = position + len(batch)
         return Fetched(records, restarted)
 
-    def lag(self) -> int | None:
+    def lags(self) -> Mapping[Partition, int] | None:
         """See `EventLog`."""
-        return sum(max(self._logs[p].end - at, 0) for p, at in self._positions.items())
+        return {p: max(self._logs[p].end - at, 0) for p, at in self._positions.items()}
 
     def close(self) -> None:
         """See `EventLog`."""

@@ -1,5 +1,7 @@
 """The process `onlinerl ingest`."""
 
+import contextlib
+import gc
 import logging
 import os
 import signal
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING
 from onlinerl.health import HealthServer
 from onlinerl.ingest.ingester import Ingester
 from onlinerl.ingest.kafka_log import KafkaLog
+from onlinerl.ingest.progress import progress_for
+from onlinerl.ingest.screening import open_screening
 from onlinerl.ingest.writer import STEPS, TableWriter
 from onlinerl.rollout_store.store import DeltaStore
 
@@ -35,23 +39,43 @@ def run_ingest(settings: "Settings", once: bool = False) -> int:
 
     Raises:
         StoreConflict: another ingest took over.
+        CommitStuck: a commit did not end; start again.
     """
+    # Records are many and hold no cycles: looking for some takes a fifth of the time.
+    gc.set_threshold(50_000, 20, 100)
     # Every lost connection is logged there many times a second; `Ingester` says it once.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    config = settings.ingest
+    in_group = config.mode == "group"
+    store = DeltaStore(settings.store_root, settings.store.storage_options)
     writer = TableWriter(
-        DeltaStore(settings.store_root, settings.store.storage_options),
-        recent_ids=settings.ingest.recent_ids,
+        store,
+        recent_ids=config.recent_ids,
         now=lambda: datetime.now(UTC),
+        exclusive=not in_group,
+        vocab_size=config.vocab_size,
+        screen=open_screening(settings, store),
         fault=kill_at(os.environ.get(FAULT_VARIABLE, "")),
     )
-    ingester = Ingester(lambda: KafkaLog(settings.broker), writer=writer, config=settings.ingest)
+    progress = progress_for(once=once)
+    ingester = Ingester(
+        lambda: KafkaLog(
+            settings.broker,
+            group_id=config.group_id if in_group else None,
+            session_timeout_s=config.session_timeout_s,
+            check_crcs=config.check_crcs,
+        ),
+        writer=writer,
+        config=config,
+        progress=progress,
+    )
     health = HealthServer(
         settings.ingest.health_host, settings.ingest.health_port, ready=ingester.ready
     )
-    with health:
+    with health, contextlib.closing(progress):
         logger.info("ingest follows %s into %s", settings.broker.bootstrap, settings.store_root)
         ingester.run(stop, once=once)
     logger.info("ingest stopped")

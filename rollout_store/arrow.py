@@ -6,8 +6,8 @@ from datetime import date, datetime
 from typing import Annotated, Literal, get_args, get_origin
 
 import pyarrow as pa
-import pydantic
 from pydantic import AwareDatetime, BaseModel, PlainSerializer
+from pydantic.fields import FieldInfo
 
 
 def arrow_schema(model: type[BaseModel]) -> pa.Schema:
@@ -28,7 +28,7 @@ def _is_nullable(annotation: object) -> bool:
     return types.NoneType in get_args(annotation)
 
 
-def _arrow_type(field: pydantic.fields.FieldInfo) -> pa.DataType:
+def _arrow_type(field: FieldInfo) -> pa.DataType:
     packed = [item for item in field.metadata if isinstance(item, PlainSerializer)]
     if packed:
         element = pa.int32() if get_args(field.annotation) == (int,) else pa.float32()

@@ -12,8 +12,10 @@ from onlinerl.base_config import Config
 from onlinerl.rollout_store.schema import FeedbackSource
 
 Aggregate = Literal["last", "first", "mean", "sum"]
+MetricType = Literal["bool", "float"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 SourceWeight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class PolicyConfig(Config):
@@ -61,18 +63,36 @@ class StoreConfig(Config):
     storage_options: dict[str, str] = Field(default={})
     """Options for an object store, e.g. region and endpoint. Keys belong in the environment."""
 
+    query_memory_mib: int = Field(default=2_048, ge=64, le=4_194_304)
+    """Memory of a query on the views, in MiB; beyond it DuckDB spills to a temporary folder."""
+
+    query_threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of a query on the views; 0 takes one per core."""
+
 
 class MetricConfig(Config):
-    """How the feedback of one metric becomes a number."""
+    """How the feedback of one metric becomes a number.
+
+    A value that is not of `type` is ignored; the view `feedback_use` counts it.
+    """
 
     name: str = Field(min_length=1, max_length=128)
     """The `metric` of the feedback."""
 
+    type: MetricType = "float"
+    """`bool` takes 0 and 1 only, `float` any finite number."""
+
     aggregate: Aggregate = "last"
     """Which value counts when one source gave several: the last or first in time, mean or sum."""
 
+    aggregates: dict[FeedbackSource, Aggregate] = Field(default={})
+    """`aggregate` of single sources, where it differs."""
+
     weight: Finite = 1.0
     """Share of this metric in the reward."""
+
+    sources: dict[FeedbackSource, SourceWeight] = Field(default={})
+    """`rewards.sources` of this metric, where it differs."""
 
     scale: Finite = 1.0
     """Multiplies the aggregated value."""
@@ -80,13 +100,62 @@ class MetricConfig(Config):
     offset: Finite = 0.0
     """Added after scaling; `scale=2, offset=-1` maps 0 and 1 to -1 and 1."""
 
+    threshold: float | None = Field(default=None, gt=0, lt=1)
+    """Break-even rate: a value that passes counts 1 - threshold, one that does not -threshold. So
+    what passes less often than this loses on average, and silence, 0, is better."""
+
+    passes_at: Finite = 1.0
+    """Lowest value that passes; only with `threshold`."""
+
+    default: Finite | None = None
+    """What counts, before `weight`, on an interaction without feedback of this metric once it is
+    mature; absent: such an interaction stays unlabelled. With `threshold`, silence counts 0."""
+
+    final: bool = False
+    """Feedback of this metric ends the wait: its interaction is mature at once."""
+
+    @model_validator(mode="after")
+    def _threshold_replaces_scale(self) -> Self:
+        if self.threshold is not None and (self.scale, self.offset) != (1.0, 0.0):
+            raise ValueError(
+                f"metric {self.name} has a threshold, which gives 1 - threshold and -threshold; "
+                "leave out scale and offset, and use weight for its size"
+            )
+        return self
+
+    def aggregate_of(self, source: FeedbackSource) -> Aggregate:
+        """How several values of this source become one."""
+        return self.aggregates.get(source, self.aggregate)
+
+
+class SuspicionConfig(Config):
+    """From when on feedback looks like somebody's own: the view `suspicions`."""
+
+    user_share: Share = 0.5
+    """A user who gives more than this share of a tenant's feedback of one window."""
+
+    source_share: Share = 1.0
+    """A source that gives more than this share, the same way; 1 flags none."""
+
+    window_s: float = Field(default=86_400.0, ge=1, le=31_536_000)
+    """Length of those windows, in seconds, counted from 1970 in UTC."""
+
+    min_feedback: int = Field(default=20, ge=1)
+    """Feedback that a window must hold before shares in it say anything."""
+
+    burst_feedback: int = Field(default=30, ge=2)
+    """A user who gives this many within `burst_s`."""
+
+    burst_s: float = Field(default=60.0, gt=0, le=86_400)
+    """Length of a burst, in seconds."""
+
 
 class RewardsConfig(Config):
     """How feedback becomes a reward.
 
     reward = clip(sum over metrics of weight * (scale * value + offset)), where `value` is the mean
     over sources, weighted by `sources`, of each source's aggregate. A metric without feedback adds
-    nothing; an interaction without any is unlabelled and has no reward.
+    its `default`, or nothing; an interaction without any of it is unlabelled and has no reward.
     """
 
     metrics: tuple[MetricConfig, ...] = ()
@@ -101,8 +170,30 @@ class RewardsConfig(Config):
     session_discount: float = Field(default=1.0, ge=0, le=1)
     """Feedback on a session counts on an interaction times this, once per turn between them."""
 
+    attribution_window_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Feedback that comes longer than this after an interaction, in seconds, does not count on it,
+    and the reward is listed when that time has passed; absent: any feedback counts."""
+
     maturity_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Age of an interaction, in seconds, from which its reward is listed; 0 lists it at once."""
+    """Age of an interaction, in seconds, from which its reward is listed, if that is later than the
+    end of the attribution window. A `final` metric ends both waits."""
+
+    user_cap: Share | None = None
+    """Largest share of a tenant's feedback in one window of `suspicion.window_s` that one user can
+    have: above it, each feedback of that user weighs less, and so does the row it labels. Absent:
+    no cap."""
+
+    suspicion: SuspicionConfig = Field(default_factory=SuspicionConfig)
+    """What is flagged; nothing is left out because of a flag."""
+
+    @property
+    def listed_after_s(self) -> float:
+        """Age at which a reward is listed without a final signal."""
+        return max(self.maturity_s, self.attribution_window_s or 0.0)
+
+    def source_weight(self, metric: MetricConfig, source: FeedbackSource) -> float:
+        """Weight of a source within a metric."""
+        return metric.sources.get(source, self.sources.get(source, 1.0))
 
     @model_validator(mode="after")
     def _metric_names_differ(self) -> Self:

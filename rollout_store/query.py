@@ -5,7 +5,8 @@ The connection can read the views and nothing else: no files, no network, no set
 
 import json
 import sys
-from datetime import date, datetime
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import duckdb
@@ -13,6 +14,7 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.snapshots import readable
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import connect
 
@@ -27,11 +29,16 @@ _WIDTH_OF_A_FILE = 100_000
 _MAX_SHOWN_ROWS = 1_000
 
 
-def run_query(settings: "Settings", sql: str, format: Format = "table") -> int:
+def run_query(
+    settings: "Settings", sql: str, format: Format = "table", snapshot: str | None = None
+) -> int:
     """Run one statement and write its result to standard output.
 
+    With the name of a snapshot, on the rows that it holds.
+
     Raises:
-        ConfigError: the SQL is wrong or not a query, or there are no tables yet.
+        ConfigError: the SQL is wrong or not a query, there are no tables yet, or the snapshot
+            cannot be read.
     """
     store = DeltaStore(settings.store_root, settings.store.storage_options)
     if not store.versions():
@@ -39,7 +46,10 @@ def run_query(settings: "Settings", sql: str, format: Format = "table") -> int:
             f"there are no tables under {store.root}; `onlinerl ingest` creates them, "
             "and [store].root says where they are"
         )
-    result = query(store, sql, settings=settings)
+    versions = None
+    if snapshot is not None:
+        versions = readable(store, snapshot, at=datetime.now(UTC)).versions
+    result = query(store, sql, settings=settings, versions=versions)
     if format == "table":
         _print_table(result)
     elif format == "json":
@@ -56,13 +66,21 @@ def run_query(settings: "Settings", sql: str, format: Format = "table") -> int:
     return 0
 
 
-def query(store: DeltaStore, sql: str, *, settings: "Settings") -> pa.Table:
+def query(
+    store: DeltaStore,
+    sql: str,
+    *,
+    settings: "Settings",
+    versions: Mapping[str, int] | None = None,
+) -> pa.Table:
     """The result of one statement, with everything but reading the views locked.
 
     Raises:
         ConfigError: the SQL is wrong or gives no result.
     """
-    with connect(store, rewards=settings.rewards) as connection:
+    with connect(
+        store, rewards=settings.rewards, versions=versions, limits=settings.store
+    ) as connection:
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         try:

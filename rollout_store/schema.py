@@ -401,6 +401,23 @@ class SnapshotRow(Record):
     """UTC day of `acted_at`."""
 
 
+class ErasedRow(Record):
+    """Table `erased`: what must not come back, as digests that say nothing without the original."""
+
+    erasure_id: str
+    """Same for every row of one erasure."""
+    kind: Literal["user", "session", "interaction"]
+    """What the digest is of."""
+    digest: str
+    """SHA-256 over kind, tenant and id, hexadecimal, 32 digits."""
+    before_at: AwareDatetime
+    """Events of a user or session up to this time are left out; of an interaction, all of them."""
+    acted_at: AwareDatetime
+    """When, UTC."""
+    ingest_date: date
+    """UTC day of `acted_at`."""
+
+
 TABLES: dict[str, type[BaseModel]] = {
     "interactions": InteractionRow,
     "feedback": FeedbackRow,
@@ -409,5 +426,6 @@ TABLES: dict[str, type[BaseModel]] = {
     "audit": AuditRow,
     "arms": ArmRow,
     "snapshots": SnapshotRow,
+    "erased": ErasedRow,
 }
 """Every table by name; all are partitioned by `ingest_date`."""

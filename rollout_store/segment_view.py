@@ -6,88 +6,139 @@ something new, so that a conversation is one sequence and every sampled token is
 segment with mask 1.
 
 Only completions that may be trained on are sampled tokens of a segment: `trainable`, with consent
-`train` for themselves and for every interaction their prompt was built from. The walk over parents
-carries lengths and ids, never tokens; tokens are read once, at the end.
+`train` for themselves and for every interaction their prompt was built from. Tokens that scrubbing
+masked stay where they are, with mask 0. The walk over parents carries lengths and ids, never
+tokens; tokens are read once, at the end.
 """
 
-PROMPT_PIECES_VIEW = """
-CREATE VIEW prompt_pieces AS
-WITH RECURSIVE turns AS MATERIALIZED (
+_MASKED = """list_transform(range(len({tokens})), lambda place: (len(list_filter({spans},
+            lambda span: span.start <= place AND place < span."end")) > 0)::TINYINT)"""
+
+MASK_MACROS = f"""
+CREATE MACRO masked_tokens(tokens, spans) AS
+    CASE WHEN coalesce(len(spans), 0) = 0 THEN list_resize([]::TINYINT[], len(tokens), 0::TINYINT)
+    ELSE {_MASKED.format(tokens="tokens", spans="spans")} END
+"""
+"""Internal: per token 1 where scrubbing hides it."""
+
+
+def lengths_view(*, scoped: bool) -> str:
+    """`CREATE VIEW` for `lengths`, internal: completions of the trees in scope without tokens."""
+    within = """SEMI JOIN scope_trees AS o
+    ON o.interaction_id = interactions.interaction_id AND o.tenant = interactions.tenant"""
+    return f"""
+CREATE VIEW lengths AS
+SELECT interaction_id, choice_index, tenant, session_id, policy, parent_id, parent_choice,
+    prefix_length, logprob_mode, sampling.temperature AS temperature, served_at, trainable,
+    consent = 'train' AS consented, len(prompt_token_ids)::BIGINT AS num_new,
+    len(completion_token_ids)::BIGINT AS num_tokens,
+    (len(completion_token_ids) - CASE WHEN coalesce(len(mask_spans), 0) = 0 THEN 0 ELSE
+        list_sum(masked_tokens(completion_token_ids, mask_spans)) END)::BIGINT AS num_sampled
+FROM interactions {within if scoped else ""}
+"""
+
+
+_PIECES = """turns AS MATERIALIZED (
     SELECT interaction_id, tenant, any_value(parent_id) AS parent_id,
         any_value(parent_choice) AS parent_choice, any_value(prefix_length) AS prefix_length,
-        any_value(len(prompt_token_ids)) AS num_new, bool_and(consent = 'train') AS consented
-    FROM interactions GROUP BY interaction_id, tenant
-),
-answers AS MATERIALIZED (
-    SELECT interaction_id, tenant, choice_index, len(completion_token_ids) AS num_sampled
-    FROM interactions
+        any_value(num_new) AS num_new, bool_and(consented) AS consented,
+        min(choice_index) AS holder
+    FROM rows_of GROUP BY interaction_id, tenant
 ),
 walk AS (
     SELECT interaction_id, tenant, consented, num_new AS prompt_length,
         0::BIGINT AS num_before,
-        [{interaction_id: interaction_id, choice_index: -1::BIGINT, start: 0::BIGINT,
-          length: num_new::BIGINT}] AS pieces
+        [{interaction_id: interaction_id, choice_index: holder, is_prompt: true, start: 0::BIGINT,
+          length: num_new}] AS pieces
     FROM turns WHERE parent_id IS NULL AND prefix_length = 0
     UNION ALL
     SELECT t.interaction_id, t.tenant, t.consented AND w.consented,
         t.prefix_length + t.num_new,
-        w.prompt_length + a.num_sampled,
+        w.prompt_length + a.num_tokens,
         list_append(
             list_transform(
                 list_filter(
                     list_append(w.pieces, {interaction_id: w.interaction_id,
-                        choice_index: a.choice_index, start: w.prompt_length::BIGINT,
-                        length: a.num_sampled::BIGINT}),
+                        choice_index: a.choice_index, is_prompt: false, start: w.prompt_length,
+                        length: a.num_tokens}),
                     lambda piece: piece.start < t.prefix_length
                 ),
                 lambda piece: {interaction_id: piece.interaction_id,
-                    choice_index: piece.choice_index, start: piece.start,
-                    length: least(piece.length, t.prefix_length - piece.start)}
+                    choice_index: piece.choice_index, is_prompt: piece.is_prompt,
+                    start: piece.start, length: least(piece.length, t.prefix_length - piece.start)}
             ),
-            {interaction_id: t.interaction_id, choice_index: -1::BIGINT,
-             start: t.prefix_length::BIGINT, length: t.num_new::BIGINT}
+            {interaction_id: t.interaction_id, choice_index: t.holder, is_prompt: true,
+             start: t.prefix_length, length: t.num_new}
         )
     FROM walk AS w
     JOIN turns AS t ON t.parent_id = w.interaction_id AND t.tenant = w.tenant
-    JOIN answers AS a ON a.interaction_id = w.interaction_id AND a.tenant = w.tenant
+    JOIN rows_of AS a ON a.interaction_id = w.interaction_id AND a.tenant = w.tenant
         AND a.choice_index = t.parent_choice
-    WHERE t.prefix_length <= w.prompt_length + a.num_sampled
-)
+    WHERE t.prefix_length <= w.prompt_length + a.num_tokens
+)"""
+"""Per resolvable prompt its pieces, in order, and how many tokens the parent gave."""
+
+PROMPT_PIECES_VIEW = f"""
+CREATE VIEW prompt_pieces AS
+WITH RECURSIVE rows_of AS MATERIALIZED (SELECT * FROM lengths),
+{_PIECES}
 SELECT * FROM walk
 """
-"""Internal: per resolvable prompt its pieces, in order, and how many tokens the parent gave."""
+"""Internal."""
 
-_PIECE_TOKENS = """
-    SELECT interaction_id, tenant, -1 AS choice_index, any_value(prompt_token_ids) AS token_ids,
-        NULL::FLOAT[] AS logprobs
-    FROM interactions GROUP BY interaction_id, tenant
-    UNION ALL
-    SELECT interaction_id, tenant, choice_index, completion_token_ids, logprobs
-    FROM interactions
-"""
+_JOIN_TOKENS = """JOIN interactions AS i ON i.interaction_id = p.piece.interaction_id
+        AND i.tenant = p.tenant AND i.choice_index = p.piece.choice_index"""
+_TOKENS = """(CASE WHEN p.piece.is_prompt THEN i.prompt_token_ids
+            ELSE i.completion_token_ids END)[1:p.piece.length]"""
+_HIDDEN = "(CASE WHEN p.piece.is_prompt THEN i.prompt_mask_spans ELSE i.mask_spans END)"
 
-PROMPTS_VIEW = f"""
+_SCOPED = """SEMI JOIN scope_ids AS o
+    ON o.interaction_id = {0}.interaction_id AND o.tenant = {0}.tenant"""
+
+
+def prompts_view(*, scoped: bool) -> str:
+    """`CREATE VIEW` for `prompts`; where `scoped`, of the interactions in `scope_ids` only."""
+    return f"""
 CREATE VIEW prompts AS
-WITH tokens AS ({_PIECE_TOKENS}),
-pieces AS (SELECT interaction_id, tenant, unnest(pieces) AS piece FROM prompt_pieces)
-SELECT p.interaction_id, p.tenant,
-    flatten(list(t.token_ids[1:p.piece.length] ORDER BY p.piece.start))::INTEGER[]
-        AS full_prompt_token_ids
-FROM pieces AS p JOIN tokens AS t ON t.interaction_id = p.piece.interaction_id
-    AND t.tenant = p.tenant AND t.choice_index = p.piece.choice_index
-GROUP BY p.interaction_id, p.tenant
+WITH built AS (SELECT p.* FROM prompt_pieces AS p {_SCOPED.format("p") if scoped else ""}),
+pieces AS (SELECT interaction_id, tenant, unnest(pieces) AS piece FROM built),
+filled AS (
+    SELECT p.interaction_id, p.tenant, p.piece.start AS start, {_TOKENS} AS token_ids,
+        {_HIDDEN} AS hidden
+    FROM pieces AS p {_JOIN_TOKENS}
+),
+whole AS (
+    SELECT interaction_id, tenant,
+        flatten(list(token_ids ORDER BY start))::INTEGER[] AS full_prompt_token_ids,
+        flatten(list(masked_tokens(token_ids, hidden) ORDER BY start))::TINYINT[] AS masked
+    FROM filled GROUP BY interaction_id, tenant
+),
+sessions_of AS (
+    SELECT interaction_id, tenant, any_value(session_id) AS session_id
+    FROM lengths GROUP BY interaction_id, tenant
+)
+SELECT w.interaction_id, w.tenant, s.session_id, b.consented, w.full_prompt_token_ids, w.masked
+FROM whole AS w JOIN built AS b USING (interaction_id, tenant)
+JOIN sessions_of AS s USING (interaction_id, tenant)
 """
 
-SEGMENTS_VIEW = f"""
+
+def segments_view(*, scoped: bool) -> str:
+    """`CREATE VIEW` for `segments`; where `scoped`, those with a completion in `scope_ids`."""
+    within = f"""
+        SEMI JOIN (SELECT DISTINCT s.segment_id, s.tenant FROM spans AS s {_SCOPED.format("s")})
+            AS inside ON inside.segment_id = spans.segment_id AND inside.tenant = spans.tenant"""
+    return f"""
 CREATE VIEW segments AS
-WITH RECURSIVE prompts_built AS MATERIALIZED (SELECT * FROM prompt_pieces),
+WITH RECURSIVE rows_of AS MATERIALIZED (SELECT * FROM lengths),
+{_PIECES},
+prompts_built AS MATERIALIZED (SELECT * FROM walk),
 eligible AS MATERIALIZED (
     SELECT i.interaction_id, i.choice_index, i.tenant, i.session_id, i.policy, i.parent_id,
-        i.parent_choice, i.prefix_length, i.logprob_mode, i.sampling.temperature AS temperature,
-        i.served_at, p.prompt_length, p.num_before,
-        len(i.completion_token_ids)::BIGINT AS num_sampled
-    FROM interactions AS i JOIN prompts_built AS p USING (interaction_id, tenant)
-    WHERE i.trainable AND p.consented AND len(i.completion_token_ids) > 0
+        i.parent_choice, i.prefix_length, i.logprob_mode, i.temperature, i.served_at,
+        p.prompt_length, p.num_before, i.num_tokens, i.num_sampled
+    FROM rows_of AS i JOIN prompts_built AS p USING (interaction_id, tenant)
+    WHERE i.trainable AND p.consented AND i.num_sampled > 0
 ),
 extensions AS MATERIALIZED (
     SELECT child.interaction_id, child.choice_index, child.tenant,
@@ -117,42 +168,50 @@ spans AS MATERIALIZED (
     SELECT m.segment_id, e.* FROM members AS m
     JOIN eligible AS e USING (interaction_id, choice_index, tenant)
 ),
-heads AS (
+heads AS MATERIALIZED (
     SELECT segment_id, tenant,
         any_value(session_id) AS session_id, any_value(policy) AS policy,
         any_value(temperature) AS temperature, any_value(logprob_mode) AS logprob_mode,
         sum(num_sampled)::BIGINT AS num_sampled,
         arg_max({{interaction_id: interaction_id, choice_index: choice_index,
-                  start: prompt_length::BIGINT, length: num_sampled}}, prompt_length) AS leaf,
+                  is_prompt: false, start: prompt_length, length: num_tokens}}, prompt_length)
+            AS leaf,
         list({{interaction_id: interaction_id, choice_index: choice_index,
-               start: prompt_length::BIGINT, "end": (prompt_length + num_sampled)::BIGINT}}
+               start: prompt_length, "end": prompt_length + num_tokens}}
              ORDER BY prompt_length) AS spans
-    FROM spans GROUP BY segment_id, tenant
+    FROM spans {within if scoped else ""} GROUP BY segment_id, tenant
 ),
 pieces AS (
     SELECT h.segment_id, h.tenant, unnest(list_append(p.pieces, h.leaf)) AS piece
     FROM heads AS h JOIN prompts_built AS p
         ON p.interaction_id = h.leaf.interaction_id AND p.tenant = h.tenant
 ),
-tokens AS ({_PIECE_TOKENS}),
 sampled AS (
     SELECT p.segment_id, p.tenant, p.piece.start AS start, p.piece.length AS length,
-        t.token_ids, t.logprobs, s.segment_id IS NOT NULL AS is_sampled
-    FROM pieces AS p JOIN tokens AS t ON t.interaction_id = p.piece.interaction_id
-        AND t.tenant = p.tenant AND t.choice_index = p.piece.choice_index
+        {_TOKENS} AS token_ids, i.logprobs[1:p.piece.length] AS logprobs, {_HIDDEN} AS hidden,
+        s.segment_id IS NOT NULL AS is_sampled
+    FROM pieces AS p {_JOIN_TOKENS}
     LEFT JOIN spans AS s ON s.segment_id = p.segment_id AND s.tenant = p.tenant
         AND s.interaction_id = p.piece.interaction_id AND s.choice_index = p.piece.choice_index
+        AND NOT p.piece.is_prompt
 ),
 sequences AS (
     SELECT segment_id, tenant,
-        flatten(list(token_ids[1:length] ORDER BY start))::INTEGER[] AS token_ids,
-        flatten(list(CASE WHEN is_sampled THEN logprobs[1:length]
+        flatten(list(token_ids ORDER BY start))::INTEGER[] AS token_ids,
+        flatten(list(CASE WHEN is_sampled THEN logprobs
             ELSE list_resize([]::FLOAT[], length) END ORDER BY start))::FLOAT[] AS logprobs,
         flatten(list(list_resize([]::TINYINT[], length, is_sampled::TINYINT) ORDER BY start))
-            ::TINYINT[] AS loss_mask
+            ::TINYINT[] AS sampled,
+        flatten(list(masked_tokens(token_ids, hidden) ORDER BY start))::TINYINT[] AS masked,
+        bool_or(coalesce(len(hidden), 0) > 0) AS hides
     FROM sampled GROUP BY segment_id, tenant
 )
 SELECT h.segment_id, h.session_id, h.tenant, h.policy, h.temperature, h.logprob_mode,
-    s.token_ids, s.logprobs, s.loss_mask, h.spans, h.num_sampled
+    s.token_ids,
+    CASE WHEN hides THEN list_transform(s.logprobs, lambda logprob, place:
+        CASE WHEN s.masked[place] = 0 THEN logprob END) ELSE s.logprobs END AS logprobs,
+    CASE WHEN hides THEN list_transform(s.sampled, lambda bit, place:
+        CASE WHEN s.masked[place] = 0 THEN bit ELSE 0::TINYINT END) ELSE s.sampled END AS loss_mask,
+    s.masked, h.spans, h.num_sampled
 FROM heads AS h JOIN sequences AS s USING (segment_id, tenant)
 """

@@ -3,18 +3,20 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-Value = str | float | int | datetime
+Value = str | float | int | bool | datetime | None
 
 
 def literal(value: Value) -> str:
     """An SQL literal with the same value, quoted so that no text can end it."""
+    if value is None:
+        return "NULL"
     if isinstance(value, datetime):
         return f"TIMESTAMPTZ '{value.astimezone(UTC).isoformat()}'"
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     if isinstance(value, float):
         return f"({value!r})::DOUBLE"
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def values_table(header: str, rows: Sequence[Sequence[Value]], *, empty: Sequence[Value]) -> str:

@@ -8,10 +8,18 @@ and trainers is in `views`; this file neither knows Kafka nor interprets rows.
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Field, write_deltalake
+from deltalake import (
+    ColumnProperties,
+    CommitProperties,
+    DeltaTable,
+    Field,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake import Transaction as DeltaTransaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from pyarrow.dataset import Dataset
@@ -25,7 +33,25 @@ _CONFIGURATION = {
     "delta.enableDeletionVectors": "false",
     # How long a version can be pinned before its log may be cleaned away.
     "delta.logRetentionDuration": "interval 30 days",
+    # `maintenance` cleans the log: the library's own way does not know which versions are held.
+    "delta.enableExpiredLogCleanup": "false",
 }
+_APPEND_ATTEMPTS = 20
+
+_TEXT_COLUMNS = sorted(
+    {f.name for row in TABLES.values() for f in schema_of(row) if pa.types.is_string(f.type)}
+)
+
+WRITER_PROPERTIES = WriterProperties(
+    compression="ZSTD",
+    compression_level=3,
+    # A group is what a reader decodes at once: about 100 MB of tokens of a usual length.
+    max_row_group_size=32_768,
+    # Logprobs hardly repeat: a dictionary would store them and a number for each of them.
+    default_column_properties=ColumnProperties(dictionary_enabled=False),
+    column_properties={name: ColumnProperties(dictionary_enabled=True) for name in _TEXT_COLUMNS},
+)
+"""How files are written, also by compaction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +87,11 @@ class DeltaStore:
         """Create what is missing: tables, and columns that a newer schema added. Idempotent."""
         for name, row_type in TABLES.items():
             schema = schema_of(row_type)
-            with _storage_errors(f"create table {name}"):
+            with storage_errors(f"create table {name}"):
                 if not self.exists(name):
                     self._create_table(name, schema)
                 self._add_missing_columns(name, schema)
+                self._set_missing_properties(name, schema)
 
     def exists(self, table: str) -> bool:
         """Whether the table was created."""
@@ -85,21 +112,36 @@ class DeltaStore:
             ServiceUnavailable: the storage failed. The commit may or may not have happened: load
                 the transaction numbers before doing anything else.
         """
+        for _ in range(_APPEND_ATTEMPTS):
+            with contextlib.suppress(CommitFailedError):
+                return self._append_once(table, rows, transactions)
+        raise StoreConflict(
+            f"could not append to {table} in {_APPEND_ATTEMPTS} attempts: others commit too often"
+        )
+
+    def _append_once(self, table: str, rows: pa.Table, transactions: Sequence[Transaction]) -> int:
+        """One attempt on the newest version.
+
+        A deletion that commits in between makes it fail although nothing that is appended is
+        concerned. A writer with one of the same app ids does too, which the next look finds out.
+        """
         delta = self._load(table)
         for transaction in transactions:
             _check_expected(delta, transaction)
         properties = CommitProperties(
             app_transactions=[DeltaTransaction(t.app_id, t.version) for t in transactions]
         )
-        try:
-            with _storage_errors(f"append to table {table}"):
-                # Committing on the version that was checked: a writer that slips in between with
-                # one of these app ids makes this commit fail.
-                write_deltalake(
-                    delta, rows, mode="append", schema_mode="merge", commit_properties=properties
-                )
-        except CommitFailedError as error:
-            raise StoreConflict(f"another writer committed to {table} first: {error}") from error
+        with storage_errors(f"append to table {table}"):
+            # Committing on the version that was checked: a writer that slips in between with
+            # one of these app ids makes this commit fail.
+            write_deltalake(
+                delta,
+                rows,
+                mode="append",
+                schema_mode="merge",
+                commit_properties=properties,
+                writer_properties=WRITER_PROPERTIES,
+            )
         return int(delta.version())
 
     def transaction_version(self, table: str, app_id: str) -> int | None:
@@ -115,11 +157,27 @@ class DeltaStore:
         """The newest version of every table that exists; pass it to `views.connect` to pin."""
         return {name: int(self._load(name).version()) for name in TABLES if self.exists(name)}
 
-    def dataset(self, table: str, *, version: int | None = None) -> Dataset:
-        """The table, read lazily, at a version or the newest."""
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """Options of the object store."""
+        return dict(self._options)
+
+    def delta(self, table: str, *, version: int | None = None) -> DeltaTable:
+        """The Delta table itself, for upkeep; everything else has a method here.
+
+        Raises:
+            ServiceUnavailable: there is no such table or version, or the storage failed.
+        """
+        return self._load(table, version=version)
+
+    def dataset(
+        self, table: str, *, version: int | None = None, ingested_from: date | None = None
+    ) -> Dataset:
+        """The table, read lazily, at a version or the newest; older days are left out unread."""
         delta = self._load(table, version=version)
-        with _storage_errors(f"read table {table}"):
-            return delta.to_pyarrow_dataset()
+        days = None if ingested_from is None else [("ingest_date", ">=", str(ingested_from))]
+        with storage_errors(f"read table {table}"):
+            return delta.to_pyarrow_dataset(file_pruning_predicate=days)
 
     def _create_table(self, name: str, schema: pa.Schema) -> None:
         try:
@@ -128,7 +186,7 @@ class DeltaStore:
                 schema=schema,
                 mode="ignore",
                 partition_by=["ingest_date"],
-                configuration=_CONFIGURATION,
+                configuration=_configuration(schema),
                 storage_options=self._options,
             )
         except DeltaError:
@@ -144,8 +202,17 @@ class DeltaStore:
             # Old files have no value for them, so they are nullable whatever the model says.
             delta.alter.add_columns([Field.from_arrow(f.with_nullable(True)) for f in missing])
 
+    def _set_missing_properties(self, name: str, schema: pa.Schema) -> None:
+        delta = self._load(name)
+        present = delta.metadata().configuration
+        missing = {k: v for k, v in _configuration(schema).items() if k not in present}
+        if missing:
+            # Two processes that start at once say the same; the second one finds nothing to do.
+            with contextlib.suppress(CommitFailedError):
+                delta.alter.set_table_properties(missing)
+
     def _load(self, table: str, *, version: int | None = None) -> DeltaTable:
-        with _storage_errors(f"open table {table}"):
+        with storage_errors(f"open table {table}"):
             try:
                 return DeltaTable(self._uri(table), version=version, storage_options=self._options)
             except TableNotFoundError as error:
@@ -155,6 +222,22 @@ class DeltaStore:
 
     def _uri(self, table: str) -> str:
         return f"{self.root}/{table}"
+
+
+def _configuration(schema: pa.Schema) -> dict[str, str]:
+    """Properties of a table; its log keeps statistics of numbers, times and dates alone.
+
+    Least and greatest values of text would write ids of people and interactions into the log,
+    which outlives the rows.
+    """
+    counted = [field.name for field in schema if _is_harmless(field.type)]
+    return {**_CONFIGURATION, "delta.dataSkippingStatsColumns": ",".join(counted)}
+
+
+def _is_harmless(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_boolean(kind)
+    )
 
 
 def _check_expected(delta: DeltaTable, transaction: Transaction) -> None:
@@ -167,7 +250,7 @@ def _check_expected(delta: DeltaTable, transaction: Transaction) -> None:
 
 
 @contextlib.contextmanager
-def _storage_errors(attempt: str) -> Iterator[None]:
+def storage_errors(attempt: str) -> Iterator[None]:
     """What storage raises, as an error a caller can wait for; conflicts pass through."""
     try:
         yield

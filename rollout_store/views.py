@@ -4,21 +4,44 @@ Views are pinned to table versions, so what a training window saw can be read ag
 take out events that were stored twice. Nothing here writes.
 """
 
+import tempfile
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 import duckdb
 import pyarrow as pa
 from pyarrow.dataset import Dataset
 
-from onlinerl.rollout_store.config import RewardsConfig
-from onlinerl.rollout_store.reward_view import reward_view
+from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
+from onlinerl.rollout_store.feedback_view import (
+    DEMONSTRATIONS_VIEW,
+    feedback_use_view,
+    signals_view,
+)
+from onlinerl.rollout_store.reward_view import TURNS_VIEW, reward_view
 from onlinerl.rollout_store.rows import schema_of
 from onlinerl.rollout_store.schema import TABLES
-from onlinerl.rollout_store.segment_view import PROMPT_PIECES_VIEW, PROMPTS_VIEW, SEGMENTS_VIEW
+from onlinerl.rollout_store.scope import Scope, find_trees
+from onlinerl.rollout_store.segment_view import (
+    MASK_MACROS,
+    PROMPT_PIECES_VIEW,
+    lengths_view,
+    prompts_view,
+    segments_view,
+)
 from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.suspicion_view import suspicions_view
 
-VIEWS = (*TABLES, "rewards", "sessions", "prompts", "segments")
+VIEWS = (
+    *TABLES,
+    "rewards",
+    "sessions",
+    "prompts",
+    "segments",
+    "feedback_use",
+    "demonstrations",
+    "suspicions",
+)
 """Every public view; `docs/tables.md` has their columns."""
 
 _IDENTITY = {
@@ -29,6 +52,7 @@ _IDENTITY = {
     "audit": ("audit_id",),
     "arms": ("decision_id", "arm"),
     "snapshots": ("name", "action", "acted_at"),
+    "erased": ("erasure_id", "kind", "digest"),
 }
 """What makes two rows of a table the same one."""
 
@@ -40,6 +64,7 @@ _AGE = {
     "audit": '"acted_at"',
     "arms": '"decided_at"',
     "snapshots": '"acted_at"',
+    "erased": '"acted_at"',
 }
 """Of the same row stored twice, the first by these columns is kept."""
 
@@ -66,6 +91,8 @@ def connect(
     rewards: RewardsConfig,
     versions: Mapping[str, int] | None = None,
     as_of: datetime | None = None,
+    scope: Scope | None = None,
+    limits: StoreConfig | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory DuckDB with every view of `VIEWS`.
 
@@ -74,33 +101,99 @@ def connect(
         rewards: How feedback becomes a reward.
         versions: Table versions to pin, e.g. from `DeltaStore.versions`. A table that is not named
             is pinned to its newest version now; all stay as they are while the connection lives.
-        as_of: The time at which `rewards.maturity_s` is judged; now when absent.
+        as_of: The time at which maturity is judged; now when absent.
+        scope: Reads only the days it needs. `prompts` and `segments` then hold what is in scope and
+            are the same rows as without one; `interactions`, `feedback` and what counts them hold
+            at least what is in scope.
+        limits: Memory and threads of a query; the defaults of `[store]` when absent.
 
     Raises:
         ServiceUnavailable: the storage does not answer, or a pinned version was cleaned away.
     """
     connection = duckdb.connect(":memory:")
-    connection.execute("SET TimeZone = 'UTC'")
-    for table in TABLES:
-        _add_table(connection, store, table, version=(versions or {}).get(table))
-    connection.execute(reward_view(rewards, as_of=as_of or datetime.now(UTC)))
-    for view in (_SESSIONS_VIEW, PROMPT_PIECES_VIEW, PROMPTS_VIEW, SEGMENTS_VIEW):
-        connection.execute(view)
+    try:
+        _limit(connection, limits or StoreConfig())
+        ingested_from = {} if scope is None else _ingested_from(connection, store, versions, scope)
+        for table in TABLES:
+            _add_table(connection, store, table, versions, ingested_from=ingested_from.get(table))
+        for view in _views(rewards, as_of=as_of or datetime.now(UTC), scoped=scope is not None):
+            connection.execute(view)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
+def _limit(connection: duckdb.DuckDBPyConnection, limits: StoreConfig) -> None:
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute(f"SET memory_limit = '{limits.query_memory_mib}MiB'")
+    # Else what does not fit would be written into the current folder.
+    connection.execute("SET temp_directory = ?", [tempfile.gettempdir()])
+    if limits.query_threads:
+        connection.execute(f"SET threads = {limits.query_threads}")
+
+
+def _ingested_from(
+    connection: duckdb.DuckDBPyConnection,
+    store: DeltaStore,
+    versions: Mapping[str, int] | None,
+    scope: Scope,
+) -> dict[str, date]:
+    """Per table the first day that the scope needs."""
+    connection.register("stored_interactions", _stored(store, "interactions", versions, None))
+    first = find_trees(connection, scope)
+    nothing = date.max - timedelta(days=1)
+    return {
+        "interactions": first.interactions or nothing,
+        "feedback": first.feedback or nothing,
+    }
+
+
+def _views(rewards: RewardsConfig, *, as_of: datetime, scoped: bool) -> list[str]:
+    """Every view over the tables, in an order in which each finds those it reads."""
+    return [
+        TURNS_VIEW,
+        signals_view(rewards),
+        feedback_use_view(rewards),
+        suspicions_view(rewards),
+        reward_view(rewards, as_of=as_of),
+        _SESSIONS_VIEW,
+        MASK_MACROS,
+        lengths_view(scoped=scoped),
+        PROMPT_PIECES_VIEW,
+        prompts_view(scoped=scoped),
+        segments_view(scoped=scoped),
+        DEMONSTRATIONS_VIEW,
+    ]
+
+
 def _add_table(
-    connection: duckdb.DuckDBPyConnection, store: DeltaStore, table: str, *, version: int | None
+    connection: duckdb.DuckDBPyConnection,
+    store: DeltaStore,
+    table: str,
+    versions: Mapping[str, int] | None,
+    *,
+    ingested_from: date | None,
 ) -> None:
-    if version is None and not store.exists(table):
-        rows = schema_of(TABLES[table]).empty_table()
-    else:
-        rows = _with_every_column(store.dataset(table, version=version), table)
+    rows = _stored(store, table, versions, ingested_from)
     connection.register(f"stored_{table}", rows)
     connection.execute(_deduplicated(table))
 
 
-def _with_every_column(stored: Dataset, table: str) -> Dataset:
+def _stored(
+    store: DeltaStore,
+    table: str,
+    versions: Mapping[str, int] | None,
+    ingested_from: date | None,
+) -> Dataset | pa.Table:
+    version = (versions or {}).get(table)
+    if version is None and not store.exists(table):
+        return schema_of(TABLES[table]).empty_table()
+    dataset = store.dataset(table, version=version, ingested_from=ingested_from)
+    return with_every_column(dataset, table)
+
+
+def with_every_column(stored: Dataset, table: str) -> Dataset:
     """Columns in the order of the row model; one that an older table lacks reads as null."""
     present = {field.name: field for field in stored.schema}
     declared = schema_of(TABLES[table])

@@ -1,4 +1,4 @@
-"""One request being answered: engine chunks in, text out, and the exact tokens kept.
+"""One request being answered: chunks of an engine in, pieces out, and the exact tokens kept.
 
 The answer lives in its own task, not in the caller's: when the caller goes away it stays alive
 long enough to learn what was sampled.
@@ -8,77 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
 from onlinerl.errors import EngineFailed
-from onlinerl.serving.capture import Sampled, clip_spans
-from onlinerl.serving.decoder import Decode, StopFinder, TextStream
-from onlinerl.serving.engine_client import Chunk, Engine, Generate
+from onlinerl.serving.choice import WHOLE, Choice
+from onlinerl.serving.deltas import Outcome, Piece
+from onlinerl.serving.engine_client import Chunk, Sampler
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delta:
-    """Text that a caller may see; the last one of a choice has a finish reason."""
-
-    choice_index: int
-    text: str
-    finish_reason: str | None = None
-
-
-class Choice:
-    """One completion on its way: its tokens as sampled, its text as shown."""
-
-    def __init__(
-        self, request: Generate, *, index: int, decode: Decode, stops: Sequence[str]
-    ) -> None:
-        self.request = request
-        self.sampled = Sampled(choice_index=index)
-        self._pieces: list[str] = []
-        self._stream = TextStream(decode)
-        self._stop = StopFinder(stops)
-
-    @property
-    def text(self) -> str:
-        """What the caller was shown so far."""
-        return "".join(self._pieces)
-
-    @property
-    def cut_at(self) -> str | None:
-        """The stop string that ended the text; its tokens are kept, its text is not shown."""
-        return self._stop.found
-
-    def take(self, chunk: Chunk) -> Delta:
-        """Keep what an engine sent and tell what to show.
-
-        Tokens after the one that completes a stop string were never served and are not kept.
-        """
-        sampled = self.sampled
-        pieces: list[str] = []
-        for position, token_id in enumerate(chunk.token_ids):
-            if self.cut_at is not None:
-                break
-            sampled.token_ids.append(token_id)
-            sampled.logprobs += chunk.logprobs[position : position + 1]
-            pieces.append(self._stop.push(self._stream.push(token_id)))
-        sampled.routed_experts = chunk.routed_experts or sampled.routed_experts
-        if chunk.finish_reason is not None:
-            pieces += self._finish(chunk)
-        piece = "".join(pieces)
-        self._pieces.append(piece)
-        return Delta(
-            choice_index=sampled.choice_index, text=piece, finish_reason=sampled.finish_reason
-        )
-
-    def _finish(self, chunk: Chunk) -> list[str]:
-        pieces = [self._stop.push(self._stream.flush()), self._stop.flush()]
-        if chunk.version_spans is not None:
-            self.sampled.version_spans = clip_spans(
-                chunk.version_spans, num_tokens=len(self.sampled.token_ids)
-            )
-        self.sampled.finish_reason = "stop" if self.cut_at is not None else chunk.finish_reason
-        return pieces
 
 
 class Answer:
@@ -87,16 +23,16 @@ class Answer:
     RUNNING ──every choice ended, or an engine failed──────────────► ENDED
     RUNNING ──`leave`: abort sent──► LEAVING ──drained, or drain_s──► ENDED
 
-    `on_end` is called once, on the event loop, when ENDED is reached. Bounded by the engine's
-    idle timeout while RUNNING and by `drain_s` while LEAVING.
+    `on_end` is called once, on the event loop, right after the reader was told that ENDED is
+    reached. Bounded by the engine's idle timeout while RUNNING and by `drain_s` while LEAVING.
     """
 
     def __init__(
         self,
         choices: Sequence[Choice],
         *,
-        engine: Engine,
-        max_tokens: int,
+        engine: Sampler,
+        streamed: bool,
         drain_s: float,
         on_end: Callable[["Answer"], None],
     ) -> None:
@@ -105,51 +41,82 @@ class Answer:
         """Why the answer is not whole."""
         self.left = False
         """Whether the caller went away before the end."""
+        self.asked_at = time.monotonic()
+        """`time.monotonic` when the engine was asked."""
         self.first_token_at: float | None = None
-        """`time.monotonic` of the first token."""
         self.last_token_at: float | None = None
-        self.last_version: str | None = None
-        """Of the last token of the choice that ended last: what the engine serves now."""
+        self.answered_at = self.asked_at
+        """When the engine sent something last."""
         self._engine = engine
+        self._streamed = streamed
         self._drain_s = drain_s
         self._on_end = on_end
-        # A token makes at most one delta; a slow reader makes nobody wait.
-        bound = len(choices) * (max_tokens + 2) + 1
-        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue(maxsize=bound)
+        self._ready: list[Piece] = []
+        self._reader: asyncio.Future[None] | None = None
+        self._over = False
+        self._ended = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
         self._cut_off: list[Choice] = []
         self._pumping = asyncio.create_task(self._pump_all())
         self._pumping.add_done_callback(self._end)
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """What to show, as it comes; for one reader.
+    async def batches(self) -> AsyncIterator[Sequence[Piece]]:
+        """Pieces as they come, all that are there at once; for one reader.
+
+        A slow reader makes nobody wait: what it has not taken is bounded by the answer's tokens.
 
         Raises:
             EngineFailed: at the end, when the answer is not whole.
         """
-        while (delta := await self._deltas.get()) is not None:
-            yield delta
+        while self._ready or not self._over:
+            if not self._ready:
+                await self._something()
+                continue
+            batch, self._ready = self._ready, []
+            yield batch
         if self.failure is not None:
             raise self.failure
 
+    async def whole(self) -> Sequence[Outcome]:
+        """The choices when all have ended; empty when the caller left.
+
+        Raises:
+            EngineFailed: when the answer is not whole.
+        """
+        while not self._over:
+            await self._something()
+        if self.failure is not None:
+            raise self.failure
+        return [] if self.left else [choice.outcome for choice in self.choices]
+
     def leave(self) -> None:
         """The caller went away: stop the engine, keep what was sampled."""
-        if self._leaving is None and not self._pumping.done():
+        if self._leaving is None and not self._over:
             self.left = True
-            self._cut_off = [c for c in self.choices if c.sampled.finish_reason is None]
+            self._cut_off = [choice for choice in self.choices if not choice.ended]
             self._leaving = asyncio.create_task(self._drain())
 
     async def ended(self) -> None:
-        """Wait until nothing of it runs."""
-        await asyncio.wait({self._pumping})
-        # The callback that ends the answer runs in the next turn of the loop.
-        await asyncio.sleep(0)
+        """Wait until nothing of it runs and `on_end` was called."""
+        await self._ended.wait()
 
     def cancel(self) -> None:
         """End now, with what there is."""
         self._pumping.cancel()
 
+    async def _something(self) -> None:
+        """Wait for pieces, or for the end."""
+        self._reader = asyncio.get_running_loop().create_future()
+        await self._reader
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
     async def _pump_all(self) -> None:
+        if len(self.choices) == 1:
+            await self._pump(self.choices[0])
+            return
         async with asyncio.TaskGroup() as group:
             for choice in self.choices:
                 group.create_task(self._pump(choice))
@@ -157,27 +124,24 @@ class Answer:
     async def _pump(self, choice: Choice) -> None:
         asked_to_stop = False
         async for chunk in self._engine.generate(choice.request):
-            self._note_time(chunk)
-            if chunk.version_spans:
-                self.last_version = chunk.version_spans[-1].version
-            delta = choice.take(chunk)
-            self._show(delta)
-            if choice.cut_at is not None and delta.finish_reason is None and not asked_to_stop:
+            self._note(chunk)
+            pieces = choice.take(chunk)
+            if pieces and self._streamed:
+                self._ready += pieces
+                self._wake()
+            if choice.is_cut and not choice.ended and not asked_to_stop:
                 asked_to_stop = True
                 await self._abort(choice)
+        reason = choice.sampled.finish_reason
+        if reason not in WHOLE and not self.left:
+            raise EngineFailed(f"the engine ended the answer with {reason!r}")
 
-    def _show(self, delta: Delta) -> None:
-        whole = delta.finish_reason in (None, "stop", "length")
-        shown = delta if whole else replace(delta, finish_reason=None)
-        if shown.text or shown.finish_reason is not None:
-            self._deltas.put_nowait(shown)
-        if not whole and not self.left:
-            raise EngineFailed(f"the engine ended the answer with {delta.finish_reason!r}")
-
-    def _note_time(self, chunk: Chunk) -> None:
+    def _note(self, chunk: Chunk) -> None:
+        self.answered_at = now = time.monotonic()
         if chunk.token_ids:
-            self.last_token_at = time.monotonic()
-            self.first_token_at = self.first_token_at or self.last_token_at
+            self.last_token_at = now
+            if self.first_token_at is None:
+                self.first_token_at = now
 
     async def _drain(self) -> None:
         try:
@@ -201,8 +165,16 @@ class Answer:
                 choice.sampled.finish_reason = "client_disconnect"
             elif choice.sampled.finish_reason is None:
                 choice.sampled.finish_reason = "error"
-        self._deltas.put_nowait(None)
-        self._on_end(self)
+        self._over = True
+        self._wake()
+        # The caller gets the end of its answer first, then it is logged.
+        asyncio.get_running_loop().call_soon(self._finish)
+
+    def _finish(self) -> None:
+        try:
+            self._on_end(self)
+        finally:
+            self._ended.set()
 
 
 def _failure(pumping: asyncio.Task[None]) -> EngineFailed | None:

@@ -4,8 +4,7 @@ Only what is listed in `create_app` can be reached; nothing is passed through to
 """
 
 import contextlib
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -18,32 +17,32 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from onlinerl import __version__
-from onlinerl.errors import EngineFailed, RequestRefused
-from onlinerl.serving.answer import Answer
-from onlinerl.serving.auth import Keyring, narrowed
-from onlinerl.serving.chat import parse_chat
-from onlinerl.serving.chat_answer import (
-    completion_body,
-    delta_chunk,
-    error_body,
-    opening_chunk,
-    to_json,
-    usage_chunk,
-)
-from onlinerl.serving.exchange import Exchange
+from onlinerl.errors import RequestRefused
+from onlinerl.serving.auth import Keyring
+from onlinerl.serving.chat import ChatWire
+from onlinerl.serving.completions import CompletionsWire
 from onlinerl.serving.feedback import FeedbackDesk
-from onlinerl.serving.gateway import Gateway, Terms
+from onlinerl.serving.feedback_route import FeedbackRoute
+from onlinerl.serving.gateway import Gateway
 from onlinerl.serving.http import (
     CountedApp,
+    Endpoint,
     GuardedRoute,
     error_response,
     json_response,
-    leaving_when_gone,
-    read_json,
 )
-from onlinerl.serving.sse import DONE, event
-
-_SESSION_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+from onlinerl.serving.idempotency import Idempotency
+from onlinerl.serving.limits import Admission
+from onlinerl.serving.messages import MessagesWire
+from onlinerl.serving.messages import error_body as anthropic_error
+from onlinerl.serving.messages_routes import CountTokensRoute
+from onlinerl.serving.openai_error import to_json
+from onlinerl.serving.openapi import openapi_document
+from onlinerl.serving.responses import ResponsesWire
+from onlinerl.serving.responses_routes import InputItemsRoute, StoredResponseRoute
+from onlinerl.serving.responses_store import ResponseStore
+from onlinerl.serving.wire import Wire
+from onlinerl.serving.wire_route import Door, WireRoute
 
 
 def create_app(
@@ -52,23 +51,64 @@ def create_app(
     keyring: Keyring,
     feedback: FeedbackDesk,
     status: Callable[[], dict[str, Any]] = dict,
+    wires: Mapping[str, Wire] | None = None,
+    endpoints: Mapping[str, tuple[str, Endpoint]] | None = None,
+    responses: ResponseStore | None = None,
 ) -> Starlette:
     """The gateway's ASGI application; its lifespan starts and closes `gateway`.
 
     Args:
-        gateway: answers chat requests.
+        gateway: answers requests.
         keyring: who may call.
         feedback: takes feedback.
         status: what `/health/ready` tells beside the replicas, e.g. the spool's backlog.
+        wires: protocols beside OpenAI's chat completions and completions, by path.
+        endpoints: more routes, by path, each with its methods; they answer their own errors.
+        responses: what the responses protocol keeps; None does not serve that protocol.
     """
+    config, metrics = gateway.config, gateway.metrics
+    door = Door(
+        keyring=keyring,
+        admission=Admission(config.limits, metrics=metrics),
+        idempotency=Idempotency(config.idempotency, metrics=metrics),
+    )
+    spoken: dict[str, Wire] = {
+        "/v1/chat/completions": ChatWire(),
+        "/v1/completions": CompletionsWire(),
+        "/v1/messages": MessagesWire(),
+        **(wires or {}),
+    }
+    if responses is not None:
+        spoken["/v1/responses"] = ResponsesWire(responses)
     routes: dict[str, tuple[str, Callable[..., Any]]] = {
-        "/v1/chat/completions": ("POST", GuardedRoute(ChatRoute(gateway, keyring))),
-        "/v1/feedback": ("POST", GuardedRoute(FeedbackRoute(gateway, keyring, feedback))),
+        **{
+            path: (
+                "POST",
+                GuardedRoute(WireRoute(wire, gateway=gateway, door=door), envelope=wire.error),
+            )
+            for path, wire in spoken.items()
+        },
+        **(endpoints or {}),
+        **_stored_responses(responses, keyring=keyring),
+        "/v1/messages/count_tokens": (
+            "POST",
+            GuardedRoute(CountTokensRoute(gateway, door), envelope=anthropic_error),
+        ),
+        "/v1/feedback": (
+            "POST",
+            GuardedRoute(
+                FeedbackRoute(feedback, door, max_body_bytes=config.limits.max_body_bytes)
+            ),
+        ),
         "/v1/models": ("GET", GuardedRoute(ModelsRoute(gateway, keyring))),
         "/health/live": ("GET", _live),
         "/health/ready": ("GET", _ready(gateway, status)),
         "/metrics": ("GET", _metrics(gateway)),
         "/version": ("GET", _version(gateway)),
+        "/openapi.json": (
+            "GET",
+            _fixed(openapi_document(policy=gateway.policy, with_responses=responses is not None)),
+        ),
     }
 
     @contextlib.asynccontextmanager
@@ -81,130 +121,30 @@ def create_app(
 
     return Starlette(
         routes=[
-            Route(path, endpoint, methods=[method]) for path, (method, endpoint) in routes.items()
+            Route(path, endpoint, methods=methods.split())
+            for path, (methods, endpoint) in routes.items()
         ],
-        middleware=[Middleware(CountedApp, metrics=gateway.metrics, paths=frozenset(routes))],
+        middleware=[Middleware(CountedApp, metrics=metrics, paths=frozenset(routes))],
         exception_handlers={404: _no_route, 405: _no_route},
         lifespan=lifespan,
     )
 
 
-class ChatRoute:
-    """POST /v1/chat/completions."""
-
-    def __init__(self, gateway: Gateway, keyring: Keyring) -> None:
-        self._gateway = gateway
-        self._keyring = keyring
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one chat request, whole or streamed."""
-        headers = Headers(scope=scope)
-        caller = self._keyring.identify(headers.get("authorization"))
-        config = self._gateway.config
-        body = await read_json(scope, receive, max_bytes=config.limits.max_body_bytes)
-        chat = parse_chat(body, defaults=config.sampling, max_choices=config.limits.max_choices)
-        exchange, answer = self._gateway.begin(chat, caller=caller, terms=_terms(headers))
-        async with leaving_when_gone(answer, receive):
-            reply = _stream if chat.stream else _whole
-            await reply(exchange, answer, scope=scope, receive=receive, send=send)
-
-
-async def _whole(
-    exchange: Exchange, answer: Answer, *, scope: Scope, receive: Receive, send: Send
-) -> None:
-    async for _ in answer.deltas():
-        pass
-    if not answer.left:
-        body = completion_body(exchange, answer.choices)
-        await json_response(body, headers=_id_headers(exchange))(scope, receive, send)
-
-
-async def _stream(
-    exchange: Exchange, answer: Answer, *, scope: Scope, receive: Receive, send: Send
-) -> None:
-    """Send events as deltas come; the status waits for the first, so an early error keeps it."""
-
-    async def send_body(data: bytes, *, more: bool = True) -> None:
-        await send({"type": "http.response.body", "body": data, "more_body": more})
-
-    opened = False
-    try:
-        async for delta in answer.deltas():
-            chunks = [delta_chunk(exchange, delta)]
-            if not opened:
-                opened = True
-                await send(_stream_start(exchange))
-                chunks = [*_openings(exchange), *chunks]
-            await send_body(b"".join(event(to_json(chunk)) for chunk in chunks))
-    except EngineFailed as failure:
-        if answer.left:
-            return
-        if not opened:
-            raise
-        body = error_body(failure.message, status=failure.status, param=None, code="engine_failed")
-        await send_body(event(to_json(body)), more=False)
-        return
-    if answer.left:
-        return
-    tail = event(DONE)
-    if exchange.chat.include_usage:
-        tail = event(to_json(usage_chunk(exchange, answer.choices))) + tail
-    await send_body(tail, more=False)
-
-
-def _openings(exchange: Exchange) -> list[dict[str, Any]]:
-    return [
-        opening_chunk(exchange, choice_index=index) for index in range(exchange.chat.num_choices)
-    ]
-
-
-def _stream_start(exchange: Exchange) -> dict[str, Any]:
-    headers = {
-        "content-type": "text/event-stream; charset=utf-8",
-        "cache-control": "no-cache",
-        # Proxies that buffer would hold the stream back.
-        "x-accel-buffering": "no",
-        **_id_headers(exchange),
-    }
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": 200, "headers": raw}
-
-
-def _id_headers(exchange: Exchange) -> dict[str, str]:
+def _stored_responses(
+    store: ResponseStore | None, *, keyring: Keyring
+) -> dict[str, tuple[str, Callable[..., Any]]]:
+    if store is None:
+        return {}
     return {
-        "x-onlinerl-interaction-id": exchange.interaction_id,
-        "x-onlinerl-session-id": exchange.lineage.session_id,
-        "x-onlinerl-policy-version": exchange.policy_version,
+        "/v1/responses/{response_id}": (
+            "GET DELETE",
+            GuardedRoute(StoredResponseRoute(store, keyring)),
+        ),
+        "/v1/responses/{response_id}/input_items": (
+            "GET",
+            GuardedRoute(InputItemsRoute(store, keyring)),
+        ),
     }
-
-
-def _terms(headers: Headers) -> Terms:
-    session_id = headers.get("x-onlinerl-session-id")
-    if session_id is not None and _SESSION_ID.fullmatch(session_id) is None:
-        raise RequestRefused(
-            "x-onlinerl-session-id: give 1 to 128 letters, digits or any of _ . : -"
-        )
-    return Terms(session_id=session_id, consent=headers.get("x-onlinerl-consent"))
-
-
-class FeedbackRoute:
-    """POST /v1/feedback."""
-
-    def __init__(self, gateway: Gateway, keyring: Keyring, feedback: FeedbackDesk) -> None:
-        self._gateway = gateway
-        self._keyring = keyring
-        self._feedback = feedback
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Take one feedback; 200 also for an identical retry."""
-        headers = Headers(scope=scope)
-        caller = self._keyring.identify(headers.get("authorization"))
-        consent = narrowed(caller.consent, headers.get("x-onlinerl-consent"))
-        limit = self._gateway.config.limits.max_body_bytes
-        body = await read_json(scope, receive, max_bytes=limit)
-        feedback_id = await self._feedback.take(body, caller=caller, consent=consent)
-        answer = {"object": "feedback", "feedback_id": feedback_id}
-        await json_response(answer)(scope, receive, send)
 
 
 class ModelsRoute:
@@ -216,7 +156,8 @@ class ModelsRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The one policy that this gateway serves."""
-        self._keyring.identify(Headers(scope=scope).get("authorization"))
+        headers = Headers(scope=scope)
+        self._keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
         model = {
             "id": self._gateway.policy,
             "object": "model",
@@ -238,6 +179,7 @@ def _ready(gateway: Gateway, status: Callable[[], dict[str, Any]]) -> Callable[[
             "ready": fault is None,
             "reason": fault,
             "policy_versions": gateway.pool.versions(),
+            "replicas": gateway.pool.report(),
             **status(),
         }
         return json_response(body, status=200 if fault is None else 503)
@@ -256,6 +198,16 @@ def _metrics(gateway: Gateway) -> Callable[[Request], Any]:
     return metrics
 
 
+def _fixed(body: dict[str, Any]) -> Callable[[Request], Any]:
+    """Answers the same JSON every time."""
+    answer = to_json(body)
+
+    async def fixed(_: Request) -> Response:
+        return Response(answer, media_type="application/json")
+
+    return fixed
+
+
 def _version(gateway: Gateway) -> Callable[[Request], Any]:
     async def version(_: Request) -> Response:
         return json_response(
@@ -271,6 +223,7 @@ def _version(gateway: Gateway) -> Callable[[Request], Any]:
 
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    return error_response(
-        RequestRefused(f"{request.method} {request.url.path} is not served here", status)
-    )
+    message = f"{request.method} {request.url.path} is not served here"
+    # Starlette names the methods that are served.
+    headers = getattr(error, "headers", None)
+    return error_response(RequestRefused(message, status, headers=headers))

@@ -2,12 +2,14 @@
 
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onlinerl.errors import ConfigError, RequestRefused
 from onlinerl.rollout_store.schema import Consent
-from onlinerl.serving.config import ApiKeyConfig
+from onlinerl.rollout_store.user_hash import UserHasher as UserHasher
+from onlinerl.serving.config import ApiKeyConfig, KeyLimits
 
 _WIDTH: dict[str, int] = {"none": 0, "log": 1, "train": 2}
 
@@ -19,42 +21,113 @@ class Caller:
     name: str
     tenant: str
     consent: Consent
+    limits: KeyLimits = field(default_factory=KeyLimits)
+    policies: tuple[str, ...] = ()
+    """Policies that it may ask; every one when empty."""
+
+    def check_policy(self, policy: str) -> None:
+        """Nothing, when the caller may ask `policy`.
+
+        Raises:
+            RequestRefused: with 403.
+        """
+        if self.policies and policy not in self.policies:
+            raise RequestRefused(
+                f"this API key may not ask {policy!r}: it is allowed {', '.join(self.policies)}",
+                403,
+                "model",
+                "model_not_allowed",
+            )
 
 
 class Keyring:
-    """The configured keys.
+    """The keys that are known, by their SHA-256. Replaced as a whole while the gateway runs.
 
     Raises:
-        ConfigError: when there is none; an open gateway is never started.
+        ConfigError: when there is none, or two share a name or a hash; an open gateway is never
+            started.
     """
 
     def __init__(self, keys: Sequence[ApiKeyConfig]) -> None:
         if not keys:
             raise ConfigError(
-                "[gateway].api_keys is empty: add {name, sha256, tenant, consent}; there is no "
-                "default key"
+                "[gateway].api_keys is empty, and no other source has a key: make one with "
+                "`onlinerl keys add NAME`; there is no default key"
             )
-        self._keys = [
-            (key.sha256, Caller(name=key.name, tenant=key.tenant, consent=key.consent))
-            for key in keys
-        ]
+        self._keys = _callers(keys)
 
-    def identify(self, authorization: str | None) -> Caller:
-        """The caller of an `Authorization: Bearer …` header.
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def replace(self, keys: Sequence[ApiKeyConfig]) -> None:
+        """Know exactly `keys` from now on; none means that nobody is let in.
+
+        Raises:
+            ConfigError: when two share a name or a hash; then nothing changes.
+        """
+        self._keys = _callers(keys)
+
+    def identify(self, authorization: str | None, api_key: str | None = None) -> Caller:
+        """The caller of a request.
+
+        Args:
+            authorization: the header `Authorization: Bearer KEY`, which counts where both are
+                given.
+            api_key: the header `x-api-key`, which Anthropic's clients send.
 
         Raises:
             RequestRefused: with 401 when the key is missing or unknown.
         """
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).hexdigest()
+        key = _bearer(authorization) if authorization else (api_key or "").strip()
+        digest = hashlib.sha256(key.encode()).hexdigest()
         found = None
         for known, caller in self._keys:
             # Every key is compared, so the time tells nothing.
             if hmac.compare_digest(known, digest):
                 found = caller
-        if found is None or scheme.lower() != "bearer":
+        if found is None or not key:
             raise RequestRefused("the API key is missing or unknown", 401, None, "invalid_api_key")
         return found
+
+
+def check_unique(keys: Sequence[ApiKeyConfig]) -> None:
+    """Nothing, when every key has a name and a hash of its own.
+
+    Raises:
+        ConfigError: naming what two of them share.
+    """
+    for what, values in (
+        ("name", [key.name for key in keys]),
+        ("sha256", [key.sha256 for key in keys]),
+    ):
+        twice = [value for value, number in Counter(values).items() if number > 1]
+        if twice:
+            raise ConfigError(
+                f"API keys: two have the {what} {twice[0]!r}; names and hashes are unique over "
+                "configuration, keys file and environment"
+            )
+
+
+def _callers(keys: Sequence[ApiKeyConfig]) -> list[tuple[str, Caller]]:
+    check_unique(keys)
+    return [
+        (
+            key.sha256,
+            Caller(
+                name=key.name,
+                tenant=key.tenant,
+                consent=key.consent,
+                limits=key.limits,
+                policies=key.policies,
+            ),
+        )
+        for key in keys
+    ]
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def narrowed(granted: Consent, asked: str | None) -> Consent:
@@ -74,17 +147,3 @@ def narrowed(granted: Consent, asked: str | None) -> Consent:
 def narrowest(one: Consent, other: Consent) -> Consent:
     """The narrower of two consents."""
     return one if _WIDTH[one] <= _WIDTH[other] else other
-
-
-class UserHasher:
-    """Keyed hash of user ids: equal users stay equal, nobody reads who they are."""
-
-    def __init__(self, key: str | None) -> None:
-        self._key = None if key is None else key.encode()
-
-    def hash(self, user: str | None, *, tenant: str) -> str | None:
-        """What is logged in place of `user`; nothing when there is no key."""
-        if user is None or self._key is None:
-            return None
-        message = f"{tenant}\0{user}".encode()
-        return hmac.new(self._key, message, hashlib.sha256).hexdigest()[:32]

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from onlinerl.rollout_store.schema import Completion, FinishReason, Sampling, VersionSpan
+from onlinerl.rollout_store.schema import Arm, Completion, FinishReason, Sampling, VersionSpan
 
 LOGPROB_FLOOR = -9999.0
 """What vLLM writes in place of a log-probability that is -inf, NaN or absent."""
+
+SHAPING = ("frequency_penalty", "logit_bias", "presence_penalty")
+"""Sampling parameters that move logits by what was sampled before, or by token."""
 
 
 @dataclass
@@ -44,10 +47,24 @@ def _finish_reason(reason: str | None) -> FinishReason:
 
 
 def untrainable_reason(
-    choices: Sequence[Completion], *, policy: str, sampling: Sampling
+    choices: Sequence[Completion],
+    *,
+    policy: str,
+    sampling: Sampling,
+    constrained: bool = False,
+    arm: Arm = "champion",
 ) -> str | None:
-    """Why an interaction cannot be learned from; None when it can."""
-    reason = _sampling_fault(sampling)
+    """Why an interaction cannot be learned from; None when it can.
+
+    Args:
+        choices: what was sampled.
+        policy: whose versions may have sampled it.
+        sampling: the parameters that shaped the distribution; those beside the declared ones
+            are `SHAPING`.
+        constrained: whether a grammar masked the distribution.
+        arm: which deployment answered.
+    """
+    reason = _arm_fault(arm) or _sampling_fault(sampling, constrained=constrained)
     if reason is not None:
         return reason
     for choice in choices:
@@ -57,11 +74,21 @@ def untrainable_reason(
     return None
 
 
-def _sampling_fault(sampling: Sampling) -> str | None:
+def _arm_fault(arm: Arm) -> str | None:
+    # Nobody saw it, so no feedback is about it.
+    return "a shadow answer was shown to nobody" if arm == "shadow" else None
+
+
+def _sampling_fault(sampling: Sampling, *, constrained: bool) -> str | None:
     if sampling.temperature == 0:
         return "greedy sampling has no probability ratio"
     if sampling.top_p < 1 or sampling.top_k > 0:
         return "top_p or top_k cut the distribution and the kept set is not logged"
+    if constrained:
+        return "structured output masks the distribution and the kept set is not logged"
+    for name in sampling.model_extra or {}:
+        if name in SHAPING:
+            return f"{name} changes the distribution in a way that a learner cannot reproduce"
     return None
 
 
@@ -73,7 +100,7 @@ def _choice_fault(choice: Completion, *, policy: str) -> str | None:
         return "no token was sampled"
     if len(choice.logprobs) != num_tokens:
         return f"{num_tokens} tokens have {len(choice.logprobs)} log-probabilities"
-    if not all(math.isfinite(value) and value > LOGPROB_FLOOR for value in choice.logprobs):
+    if not all(map(math.isfinite, choice.logprobs)) or min(choice.logprobs) <= LOGPROB_FLOOR:
         return "a log-probability is missing or not finite"
     if not spans_tile(choice.version_spans, num_tokens=num_tokens):
         return "the version spans do not tile the completion"

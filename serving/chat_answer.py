@@ -1,73 +1,118 @@
-"""`/v1/chat/completions`, the way out: an answer as OpenAI's objects. Pure functions of values."""
+"""`/v1/chat/completions`, the way out: an answer as OpenAI's objects."""
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
-from onlinerl.serving.answer import Choice, Delta
+from onlinerl.errors import EngineFailed
+from onlinerl.serving.deltas import (
+    ArgumentsDelta,
+    Finish,
+    Outcome,
+    Piece,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallStart,
+)
 from onlinerl.serving.exchange import Exchange
+from onlinerl.serving.openai_error import Body, error_body, to_json
+from onlinerl.serving.request import ToolCall
+from onlinerl.serving.sse import DONE, event
 
-Body = dict[str, Any]
 
-
-def completion_body(exchange: Exchange, choices: Sequence[Choice]) -> Body:
+def completion_body(exchange: Exchange, outcomes: Sequence[Outcome]) -> Body:
     """The answer to a request that does not stream."""
     return {
         **_head(exchange, kind="chat.completion"),
         "choices": [
             {
-                "index": choice.sampled.choice_index,
-                "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": None,
-                "finish_reason": choice.sampled.finish_reason,
+                "index": outcome.choice_index,
+                "message": _message(outcome),
+                "logprobs": _logprobs(exchange, outcome.logprobs),
+                "finish_reason": outcome.finish_reason,
             }
-            for choice in choices
+            for outcome in outcomes
         ],
-        "usage": usage_body(exchange, choices),
+        "usage": usage_body(exchange, outcomes),
     }
 
 
-def opening_chunk(exchange: Exchange, *, choice_index: int) -> Body:
-    """The first chunk of a choice says who speaks."""
-    return _chunk(exchange, choice_index, {"role": "assistant", "content": ""}, None)
-
-
-def delta_chunk(exchange: Exchange, delta: Delta) -> Body:
-    """A piece of text, or the end of a choice."""
-    content = {"content": delta.text} if delta.text else {}
-    return _chunk(exchange, delta.choice_index, content, delta.finish_reason)
-
-
-def usage_chunk(exchange: Exchange, choices: Sequence[Choice]) -> Body:
-    """The last chunk, for callers that asked for it: counts and no choice."""
-    return {
-        **_head(exchange, kind="chat.completion.chunk"),
-        "choices": [],
-        "usage": usage_body(exchange, choices),
-    }
-
-
-def usage_body(exchange: Exchange, choices: Sequence[Choice]) -> Body:
+def usage_body(exchange: Exchange, outcomes: Sequence[Outcome]) -> Body:
     """Tokens as they are logged: the prompt once, every sampled token of every choice."""
     num_prompt = len(exchange.prompt_ids)
-    num_completion = sum(len(choice.sampled.token_ids) for choice in choices)
-    return {
+    num_completion = sum(outcome.num_tokens for outcome in outcomes)
+    num_reasoning = sum(outcome.num_reasoning_tokens for outcome in outcomes)
+    usage: Body = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
     }
+    cached = outcomes[0].num_cached_tokens if outcomes else None
+    if cached is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+    return usage
 
 
-def error_body(message: str, *, status: int, param: str | None, code: str | None) -> Body:
-    """OpenAI's error envelope."""
-    kinds = {401: "authentication_error", 429: "rate_limit_error"}
-    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+class ChatWriter:
+    """Chunks of one stream. What is the same in all of them is encoded once."""
 
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        head = to_json(_head(exchange, kind="chat.completion.chunk"))
+        self._before = b"data: " + head[:-1] + b',"choices":'
+        with_usage = exchange.request.include_usage
+        self._after = b',"usage":null}\n\n' if with_usage else b"}\n\n"
 
-def to_json(body: Body) -> bytes:
-    """Compact and ASCII only, so that no reader can split a line inside a string."""
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")
+    def open(self) -> bytes:
+        """Every choice says who speaks."""
+        delta = b'{"role":"assistant","content":""}'
+        return b"".join(
+            self._chunk(index, delta) for index in range(self._exchange.request.num_choices)
+        )
+
+    def write(self, piece: Piece) -> bytes:
+        """One chunk; nothing for a piece without content."""
+        if isinstance(piece, TextDelta):
+            delta = b'{"content":%b}' % _string(piece.text) if piece.text else b"{}"
+            if not piece.text and not piece.logprobs:
+                return b""
+        elif isinstance(piece, ReasoningDelta):
+            delta = b'{"reasoning_content":%b}' % _string(piece.text)
+        elif isinstance(piece, Finish):
+            return self._chunk(piece.choice_index, b"{}", piece.logprobs, reason=piece.reason)
+        else:
+            delta = to_json({"tool_calls": [_call_delta(piece)]})
+        return self._chunk(piece.choice_index, delta, piece.logprobs)
+
+    def close(self, outcomes: Sequence[Outcome]) -> bytes:
+        """The counts, in a chunk without a choice, for callers that asked for them."""
+        done = event(DONE)
+        if not self._exchange.request.include_usage:
+            return done
+        usage = to_json(usage_body(self._exchange, outcomes))
+        return b'%b[],"usage":%b}\n\n%b' % (self._before, usage, done)
+
+    def fail(self, failure: EngineFailed) -> bytes:
+        """OpenAI's clients raise what an event holds under `error`."""
+        return event(to_json(error_body(failure)))
+
+    def _chunk(
+        self,
+        index: int,
+        delta: bytes,
+        logprobs: Sequence[TokenLogprob] = (),
+        *,
+        reason: str | None = None,
+    ) -> bytes:
+        return b'%b[{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}]%b' % (
+            self._before,
+            index,
+            delta,
+            to_json({"content": _tokens(logprobs), "refusal": None}) if logprobs else b"null",
+            b"null" if reason is None else _string(reason),
+            self._after,
+        )
 
 
 def _head(exchange: Exchange, *, kind: str) -> Body:
@@ -80,14 +125,52 @@ def _head(exchange: Exchange, *, kind: str) -> Body:
     }
 
 
-def _chunk(exchange: Exchange, choice_index: int, delta: Body, finish_reason: str | None) -> Body:
-    choice = {
-        "index": choice_index,
-        "delta": delta,
-        "logprobs": None,
-        "finish_reason": finish_reason,
+def _message(outcome: Outcome) -> Body:
+    calls = [_call(call) for call in outcome.tool_calls]
+    message: Body = {
+        "role": "assistant",
+        # With calls and no text OpenAI writes null.
+        "content": None if calls and not outcome.content else outcome.content,
+        "refusal": None,
     }
-    chunk = {**_head(exchange, kind="chat.completion.chunk"), "choices": [choice]}
-    if exchange.chat.include_usage:
-        chunk["usage"] = None
-    return chunk
+    if outcome.reasoning is not None:
+        message["reasoning_content"] = outcome.reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _call(call: ToolCall) -> Body:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _call_delta(piece: Piece) -> Body:
+    if isinstance(piece, ToolCallStart):
+        named = {"name": piece.name, "arguments": ""}
+        return {"index": piece.call_index, "id": piece.id, "type": "function", "function": named}
+    assert isinstance(piece, ArgumentsDelta)
+    return {"index": piece.call_index, "function": {"arguments": piece.json}}
+
+
+def _logprobs(exchange: Exchange, logprobs: Sequence[TokenLogprob]) -> Body | None:
+    if exchange.request.top_logprobs is None:
+        return None
+    return {"content": _tokens(logprobs), "refusal": None}
+
+
+def _tokens(logprobs: Sequence[TokenLogprob]) -> list[Body]:
+    return [
+        {**_token(each), "top_logprobs": [_token(other) for other in each.top]} for each in logprobs
+    ]
+
+
+def _token(token: TokenLogprob) -> Body:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.token_bytes)}
+
+
+def _string(text: str) -> bytes:
+    return json.dumps(text).encode("ascii")

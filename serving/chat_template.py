@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from onlinerl.errors import ConfigError, RequestRefused
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""Two names are in use for the one switch."""
 
 _FILES = ["*.json", "*.jinja", "*.model"]
 
@@ -35,22 +38,37 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = environment.from_string(source)
+        read = meta.find_undeclared_variables(environment.parse(source))
+        self.reads_tools = "tools" in read
+        """Whether the template itself describes tools to the model."""
+        self.reads_thinking = not read.isdisjoint(_SWITCHES)
+        """Whether the template can be told to let the model reason, or not."""
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt for an answer to `messages`.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        thinking: bool | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The text of `messages`, by default with the beginning of an answer to them.
 
         Raises:
             RequestRefused: when the template does.
         """
+        switch = {} if thinking is None else dict.fromkeys(_SWITCHES, thinking)
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
-                tools=None,
+                tools=list(tools) if tools else None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
+                **switch,
                 **self._special_tokens,
             )
-        except jinja2.TemplateError as error:
+        # A template that meets a value of another type than it expects raises TypeError.
+        except (jinja2.TemplateError, TypeError) as error:
             raise RequestRefused(f"the chat template refuses: {error}", 400, "messages") from error
 
 
@@ -59,7 +77,8 @@ class ModelText:
     """What a model folder says about text."""
 
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: ChatTemplate | None
+    """None where the folder has none: some families are rendered without."""
     end_ids: frozenset[int]
     """Tokens that end an answer."""
 
@@ -68,7 +87,7 @@ def load_model_text(source: str) -> ModelText:
     """Read a model folder, or the local or downloaded snapshot of a Hugging Face id.
 
     Raises:
-        ConfigError: without `tokenizer.json`, chat template or end token.
+        ConfigError: without `tokenizer.json` or end token, or with a template that is none.
     """
     folder = _folder(source)
     if not (folder / "tokenizer.json").is_file():
@@ -85,7 +104,8 @@ def load_model_text(source: str) -> ModelText:
     end_ids = frozenset(end for end in ends if isinstance(end, int))
     if not end_ids:
         raise ConfigError(f"{folder} names no end-of-sequence token")
-    template = ChatTemplate(_template_source(folder, config), special_tokens=special)
+    found = _template_source(folder, config)
+    template = None if found is None else ChatTemplate(found, special_tokens=special)
     return ModelText(tokenizer=tokenizer, template=template, end_ids=end_ids)
 
 
@@ -103,7 +123,7 @@ def _folder(source: str) -> Path:
         raise ConfigError(f"{source!r} is neither a folder nor a model to be had") from error
 
 
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")
@@ -111,9 +131,7 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str:
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")
-    if not isinstance(template, str):
-        raise ConfigError(f"{folder} has no chat template: set [gateway].tokenizer to one that has")
-    return template
+    return template if isinstance(template, str) else None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -141,9 +159,21 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: object, ensure_ascii: bool = False, indent: int | None = None) -> str:
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes HTML, which prompts are not.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 class _GenerationTag(Extension):

@@ -1,11 +1,25 @@
 """What the gateway can be told. Imports neither aiohttp, Kafka nor a tokenizer."""
 
+import re
 from typing import Self
 
 from pydantic import Field, model_validator
 
 from onlinerl.base_config import Config
 from onlinerl.rollout_store.schema import Consent
+
+
+class KeyLimits(Config):
+    """What one API key may take of one gateway process; None leaves it to `limits.per_key`."""
+
+    max_in_flight: int | None = Field(default=None, ge=1, le=100_000)
+    """Requests of the key being answered at once; more get 429."""
+
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    """Requests, on average; as many may come at once after a quiet minute."""
+
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Prompt and completion tokens, on average; as many may be used at once after a quiet minute."""
 
 
 class ApiKeyConfig(Config):
@@ -22,6 +36,12 @@ class ApiKeyConfig(Config):
 
     consent: Consent = "log"
     """What may be done with this key's traffic; a request can only narrow it."""
+
+    policies: tuple[str, ...] = ()
+    """Policies that the key may ask; every one when empty."""
+
+    limits: KeyLimits = KeyLimits()
+    """Bounds of this key, where they differ from `limits.per_key`."""
 
 
 class SamplingDefaults(Config):
@@ -40,6 +60,9 @@ class LimitsConfig(Config):
     max_in_flight: int = Field(default=256, ge=1, le=100_000)
     """Requests being answered at once; more get 429."""
 
+    per_key: KeyLimits = KeyLimits()
+    """Bounds of every key that does not say otherwise; None is no bound of its own."""
+
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Largest request body, bytes; more gets 413."""
 
@@ -54,6 +77,91 @@ class LimitsConfig(Config):
 
     max_recent_feedback: int = Field(default=10_000, ge=0)
     """Feedback ids remembered to tell a retry from a clash."""
+
+
+class IdempotencyConfig(Config):
+    """Answers kept in memory for callers that ask again with the same `Idempotency-Key`."""
+
+    max_entries: int = Field(default=10_000, ge=0)
+    """Answers kept; the oldest goes first. 0 refuses the header."""
+
+    max_bytes: int = Field(default=64 * 2**20, ge=0)
+    """Their bodies and headers together, bytes."""
+
+    ttl_s: float = Field(default=3600.0, gt=0)
+    """How long an answer is kept, seconds."""
+
+    wait_s: float = Field(default=120.0, gt=0)
+    """How long a second request waits for the first to be answered, seconds; then it gets 409."""
+
+
+class TlsConfig(Config):
+    """HTTPS in place of HTTP. Files are PEM, read once at start."""
+
+    cert: str = ""
+    """Certificate of the gateway followed by its intermediates; plain HTTP when empty."""
+
+    key: str = ""
+    """Private key of `cert`, without a passphrase."""
+
+    client_ca: str = ""
+    """Certificates of authorities; when given, only callers with a certificate of theirs connect."""
+
+    @model_validator(mode="after")
+    def _cert_and_key_come_together(self) -> Self:
+        if bool(self.cert) != bool(self.key):
+            raise ValueError("tls: give both cert and key, or neither")
+        if self.client_ca and not self.cert:
+            raise ValueError("tls: client_ca needs cert and key")
+        return self
+
+
+class CorsConfig(Config):
+    """Which web pages may call the gateway from a browser; none by default."""
+
+    origins: tuple[str, ...] = ()
+    """Allowed origins, e.g. `https://app.example.com`, or `*` for every page."""
+
+    allow_credentials: bool = False
+    """Whether cookies and browser logins are sent along; not with the origin `*`."""
+
+    max_age_s: int = Field(default=600, ge=0)
+    """How long a browser may remember that an origin is allowed, seconds."""
+
+    @model_validator(mode="after")
+    def _credentials_need_named_origins(self) -> Self:
+        if self.allow_credentials and "*" in self.origins:
+            raise ValueError("cors: allow_credentials needs named origins, not *")
+        return self
+
+    @model_validator(mode="after")
+    def _origins_are_origins(self) -> Self:
+        for origin in self.origins:
+            if origin != "*" and re.fullmatch(r"https?://[^/?#\s*]+", origin) is None:
+                raise ValueError(
+                    f"cors: {origin!r} is no origin: give scheme and host without a path, "
+                    "e.g. https://app.example.com"
+                )
+        return self
+
+
+class TracingConfig(Config):
+    """OpenTelemetry traces, sent over OTLP/HTTP. No span holds content."""
+
+    enabled: bool = False
+    """Whether requests are traced; the SDK is not imported otherwise."""
+
+    endpoint: str = Field(default="http://127.0.0.1:4318/v1/traces", pattern=r"^https?://")
+    """Where spans are sent."""
+
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
+    """Share of the traces begun here that are kept; a caller's own decision is followed."""
+
+    max_queue_spans: int = Field(default=2048, ge=1)
+    """Spans waiting to be sent; more are dropped."""
+
+    export_timeout_s: float = Field(default=5.0, gt=0)
+    """For the collector to take a batch, seconds; the batch is dropped after it."""
 
 
 class TimeoutsConfig(Config):
@@ -74,8 +182,55 @@ class TimeoutsConfig(Config):
     store_s: float = Field(default=5.0, gt=0)
     """For the spool to take a feedback before it is acknowledged."""
 
+    ready_grace_s: float = Field(default=0.0, ge=0)
+    """Between not being ready and not listening, when stopping: time for load balancers to see it."""
+
     shutdown_s: float = Field(default=10.0, gt=0)
     """For running answers to end, and again for the spool to be shipped, when stopping."""
+
+
+class RoutingConfig(Config):
+    """Which replica a request goes to, and when one that fails is left alone."""
+
+    eject_after: int = Field(default=3, ge=1, le=100)
+    """Health checks in a row that came too late before a replica gets no more requests. A refused
+    connection ejects at once, and a broken answer counts as two."""
+
+    return_after: int = Field(default=2, ge=1, le=100)
+    """Good health checks in a row before an ejected replica gets requests again; one is enough when
+    no other serves."""
+
+    load_factor: float = Field(default=1.5, ge=1)
+    """A session leaves the replica that holds its prefix for the least busy one when its replica
+    runs more than this many times the mean, and `load_slack` completions more."""
+
+    load_slack: int = Field(default=8, ge=0)
+    """Completions that a replica may run over `load_factor` times the mean."""
+
+    max_sessions: int = Field(default=100_000, ge=0)
+    """Sessions whose replica is remembered; others are placed by a hash of their id."""
+
+    max_continuations: int = Field(default=3, ge=0, le=100)
+    """How often an answer that an engine aborted by itself is taken up again."""
+
+
+class ArmsConfig(Config):
+    """Canary and shadow: versions that take part of the traffic, as the deploy controller says."""
+
+    poll_s: float = Field(default=3.0, gt=0)
+    """Between two looks at the table of arms, seconds."""
+
+    timeout_s: float = Field(default=10.0, gt=0)
+    """For the table to be read, seconds; the last known arms hold after it."""
+
+    max_shadows: int = Field(default=8, ge=0)
+    """Requests being answered by a shadow at once; more are not answered a second time."""
+
+    shadow_load: float = Field(default=0.5, ge=0, le=1)
+    """Share of `limits.max_in_flight` from which on no request is answered a second time."""
+
+    shadow_timeout_s: float = Field(default=120.0, gt=0)
+    """For a shadow to answer, seconds; its answer is dropped after it."""
 
 
 class SpoolConfig(Config):
@@ -126,6 +281,25 @@ class SpoolConfig(Config):
         return self
 
 
+class ResponsesConfig(Config):
+    """Answers that `/v1/responses` keeps, so that `previous_response_id` goes on from them."""
+
+    path: str = ""
+    """SQLite file, readable by the gateway's user only; `{data_dir}/responses.sqlite` when empty."""
+
+    max_rows: int = Field(default=100_000, ge=0)
+    """Answers kept; the oldest goes first. 0 keeps none."""
+
+    max_bytes: int = Field(default=2**30, ge=0)
+    """Their input and output together, bytes; the oldest goes first."""
+
+    retain_s: float = Field(default=30 * 86_400.0, gt=0)
+    """How long an answer is kept, seconds."""
+
+    max_waiting: int = Field(default=1000, ge=1)
+    """Reads, and as many writes, that wait for the file; more fail at once."""
+
+
 class GatewayConfig(Config):
     """The process that speaks OpenAI's protocol, captures tokens and logs them."""
 
@@ -141,8 +315,17 @@ class GatewayConfig(Config):
     api_keys: tuple[ApiKeyConfig, ...] = ()
     """Who may call. There is no default key: the gateway refuses to start without one."""
 
+    keys_file: str = ""
+    """More keys, in a file of `onlinerl keys`; `{data_dir}/keys.json` when empty."""
+
+    keys_poll_s: float = Field(default=1.0, gt=0)
+    """Between two looks at `keys_file` of a running gateway, seconds."""
+
     tokenizer: str = ""
     """Folder with tokenizer and chat template; the policy's base model when empty."""
+
+    renderer: str = Field(default="auto", min_length=1)
+    """What turns messages into tokens: `auto`, `chatml`, `chat_template` or a model family."""
 
     max_model_len: int = Field(default=2048, ge=16)
     """Prompt and completion together, tokens; at most what the engines were started with."""
@@ -153,11 +336,32 @@ class GatewayConfig(Config):
     limits: LimitsConfig = LimitsConfig()
     """Bounds on what one gateway process takes in."""
 
+    idempotency: IdempotencyConfig = IdempotencyConfig()
+    """Answers kept for callers that ask again with the same `Idempotency-Key`."""
+
+    tls: TlsConfig = TlsConfig()
+    """HTTPS in place of HTTP."""
+
+    cors: CorsConfig = CorsConfig()
+    """Which web pages may call the gateway from a browser."""
+
+    tracing: TracingConfig = TracingConfig()
+    """OpenTelemetry traces."""
+
     timeouts: TimeoutsConfig = TimeoutsConfig()
     """How long the gateway waits for an engine."""
 
+    routing: RoutingConfig = RoutingConfig()
+    """Which replica a request goes to, and when one that fails is left alone."""
+
+    arms: ArmsConfig = ArmsConfig()
+    """Versions that take part of the traffic."""
+
     spool: SpoolConfig = SpoolConfig()
     """The disk queue between the gateway and Kafka."""
+
+    responses: ResponsesConfig = ResponsesConfig()
+    """Answers that `/v1/responses` keeps."""
 
     @model_validator(mode="after")
     def _keys_differ(self) -> Self:

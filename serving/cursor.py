@@ -20,19 +20,19 @@ class Cursor:
     topic_ids: dict[str, str] = field(default_factory=dict)
 
 
-def load_cursor(folder: Path, *, default: Position) -> Cursor:
-    """The stored cursor; `default` when there is none, or none that can be read."""
+def load_cursor(folder: Path) -> Cursor | None:
+    """The stored cursor; None when there is none, or none that can be read."""
     path = folder / _NAME
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         position = Position(int(stored["segment"]), int(stored["offset"]))
         return Cursor(position, {str(k): str(v) for k, v in stored["topic_ids"].items()})
     except FileNotFoundError:
-        return Cursor(default)
+        return None
     except (ValueError, KeyError, TypeError, AttributeError):
         # Shipping everything again is safe: ingest knows what it has.
         logger.error("the spool's cursor cannot be read", extra={"path": str(path)})
-        return Cursor(default)
+        return None
 
 
 def store_cursor(folder: Path, cursor: Cursor) -> None:

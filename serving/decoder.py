@@ -1,10 +1,12 @@
 """Text from token ids, as they come.
 
-The pieces of a `TextStream` joined are exactly what decoding all ids at once gives, cut at the
+The pieces of a stream joined are exactly what decoding all ids at once gives, cut at the
 first stop string. Nothing here knows of a protocol.
 """
 
+import codecs
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 Decode = Callable[[Sequence[int]], str]
 """Ids to text; special tokens are skipped."""
@@ -12,6 +14,16 @@ Decode = Callable[[Sequence[int]], str]
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _UNFINISHED_TOKENS = 3
 """A character has at most four bytes, so at most three tokens wait for its last one."""
+
+
+class TextSource(Protocol):
+    """Text from ids, whole characters only."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes."""
+
+    def flush(self) -> str:
+        """What is held, when no token follows."""
 
 
 class TextStream:
@@ -57,6 +69,22 @@ class TextStream:
         self._emitted = len(self._decode(self._window))
 
 
+class ByteStream:
+    """Incremental decoding where the text of tokens is that of their bytes, one after the other."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; empty while a character is unfinished."""
+        return self._decoder.decode(self._bytes_of(token_id))
+
+    def flush(self) -> str:
+        """What is held when no token follows: an unfinished character becomes U+FFFD."""
+        return self._decoder.decode(b"", final=True)
+
+
 class StopFinder:
     """Cuts text at the first stop string and holds back what may be the start of one."""
 
@@ -68,6 +96,8 @@ class StopFinder:
 
     def push(self, piece: str) -> str:
         """The text that is safe to show."""
+        if not self._stops:
+            return piece
         if self.found is not None:
             return ""
         self._held += piece

@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class TextDelta(Piece):
-    """A piece of the answer's text; it may be empty when only logprobs arrived."""
+    """A piece of the answer's text."""
 
     text: str
 
@@ -84,5 +84,9 @@ class Outcome:
     num_tokens: int
     """Sampled tokens, as logged."""
     num_reasoning_tokens: int = 0
+    num_cached_tokens: int | None = None
+    """Prompt tokens that the engine had in its prefix cache; None where it does not tell."""
     logprobs: Sequence[TokenLogprob] = ()
     """Of every sampled token, when the caller asked."""
+    pieces: Sequence[Piece] = ()
+    """What a reader of the stream was sent, in order."""

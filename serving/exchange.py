@@ -1,10 +1,11 @@
 """One admitted request: everything about it that is known before the first token."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from onlinerl.rollout_store.schema import (
+    Arm,
     Completion,
     Consent,
     InteractionEvent,
@@ -13,7 +14,7 @@ from onlinerl.rollout_store.schema import (
 )
 from onlinerl.serving.auth import Caller
 from onlinerl.serving.capture import untrainable_reason
-from onlinerl.serving.chat import ChatRequest
+from onlinerl.serving.request import Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +34,11 @@ class Exchange:
     interaction_id: str
     caller: Caller
     consent: Consent
-    chat: ChatRequest
+    request: Request
     sampling: Sampling
     """With the bound on tokens that was really used."""
+    grammar: Mapping[str, object] | None = None
+    """vLLM's `structured_outputs`, which mask the distribution."""
     user: str | None
     """Keyed hash."""
     prompt_ids: Sequence[int]
@@ -44,6 +47,9 @@ class Exchange:
     policy: str
     policy_version: str
     """What the engine served when the request began."""
+    arm: Arm = "champion"
+    arm_probability: float | None = None
+    """Probability with which this session was given `arm`."""
     renderer: Renderer
     served_at: datetime
     started: float
@@ -57,7 +63,13 @@ class Exchange:
         last_token_at: float | None,
     ) -> InteractionEvent:
         """The logged form of this request with what was sampled for it."""
-        reason = untrainable_reason(choices, policy=self.policy, sampling=self.sampling)
+        reason = untrainable_reason(
+            choices,
+            policy=self.policy,
+            sampling=self.sampling,
+            constrained=self.grammar is not None,
+            arm=self.arm,
+        )
         return InteractionEvent(
             interaction_id=self.interaction_id,
             session_id=self.lineage.session_id,
@@ -66,7 +78,10 @@ class Exchange:
             prefix_length=self.lineage.prefix_length,
             prompt_token_ids=list(self.prompt_ids[self.lineage.prefix_length :]),
             policy=self.policy,
-            streamed=self.chat.stream,
+            arm=self.arm,
+            arm_probability=self.arm_probability,
+            protocol=self.request.protocol,
+            streamed=self.request.stream,
             sampling=self.sampling,
             renderer=self.renderer,
             tenant=self.caller.tenant,
@@ -77,7 +92,7 @@ class Exchange:
             served_at=self.served_at,
             ttft_ms=self._since_start_ms(first_token_at),
             latency_ms=self._since_start_ms(last_token_at),
-            tags=self.chat.tags,
+            tags=dict(self.request.tags),
             choices=list(choices),
         )
 

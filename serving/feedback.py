@@ -8,51 +8,33 @@ import hashlib
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import (
-    AwareDatetime,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import ValidationError
 
 from onlinerl.errors import RequestRefused, SpoolFull
-from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, Consent, FeedbackEvent, FeedbackSource
+from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, Consent, FeedbackEvent
 from onlinerl.serving.auth import Caller, UserHasher
-from onlinerl.serving.chat import refusal
 from onlinerl.serving.events import EventSink, Record
+from onlinerl.serving.feedback_body import FeedbackBody, read_feedback, read_list
 from onlinerl.serving.ids import uuid7
 from onlinerl.serving.metrics import GatewayMetrics
+from onlinerl.serving.parameters import refusal
 
 logger = logging.getLogger(__name__)
 
-_Id = Annotated[str, StringConstraints(pattern=r"^[\w.:-]{1,64}$")]
-_Target = Annotated[str, StringConstraints(min_length=1, max_length=128)]
-_Tag = Annotated[str, StringConstraints(max_length=512)]
 
+@dataclass(frozen=True, kw_only=True)
+class _Given:
+    """A feedback that was read."""
 
-class _FeedbackBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    feedback_id: _Id | None = None
-    interaction_id: _Target | None = None
-    session_id: _Target | None = None
-    choice_index: int | None = Field(default=None, ge=0)
-    metric: str = Field(min_length=1, max_length=128)
-    value: float | None = Field(default=None)
-    source: FeedbackSource = "user"
-    comment: str | None = Field(default=None, max_length=65_536)
-    demonstration: str | None = Field(default=None, max_length=1_048_576)
-    retracts: _Id | None = None
-    user: str | None = Field(default=None, max_length=512)
-    given_at: AwareDatetime | None = None
-    tags: dict[str, _Tag] = Field(default={}, max_length=64)
+    feedback_id: str
+    """As the caller knows it."""
+    digest: bytes
+    event: FeedbackEvent
 
 
 @dataclass(frozen=True)
@@ -87,47 +69,61 @@ class FeedbackDesk:
         self._new_id = new_id
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
 
-    async def take(self, body: object, *, caller: Caller, consent: Consent) -> str:
-        """Log a feedback and return its id, as the caller knows it.
+    async def take(self, body: object, *, caller: Caller, consent: Consent) -> dict[str, Any]:
+        """Log a feedback, or every one of a list; what the caller is answered.
 
-        Without consent to be logged it is only counted.
+        Without consent to be logged they are only counted. A list of which one is wrong is refused
+        whole.
 
         Raises:
-            RequestRefused: 400 for a bad body, 409 when the id has another body, 503 when it
-                could not be stored in time.
+            RequestRefused: 400 for a bad body, 409 when an id has another body, 503 when it could
+                not be stored in time.
         """
-        digest = _digest(body)
-        feedback = _parse(body)
-        feedback_id = feedback.feedback_id or self._new_id()
-        if consent == "none":
-            self._metrics.withheld.inc()
-            return feedback_id
-        logged_id = _logged_id(feedback_id, caller=caller)
-        seen = self._seen.get(logged_id)
-        if seen is None:
-            event = self._event(feedback, logged_id=logged_id, caller=caller, consent=consent)
-            seen = _Seen(digest, self._hand_over(event))
-            self._seen[logged_id] = seen
-            self._forget_old()
-        elif seen.digest != digest:
-            raise RequestRefused(
-                f"feedback {feedback_id!r} was given with another body",
-                409,
-                "feedback_id",
-                "feedback_conflict",
+        if not isinstance(body, list):
+            (feedback_id,) = await self._take_all(
+                [read_feedback(body)], [body], caller=caller, consent=consent
             )
-        await self._until_stored(seen, logged_id=logged_id)
-        return feedback_id
+            return _answer(feedback_id)
+        ids = await self._take_all(read_list(body), body, caller=caller, consent=consent)
+        return {"object": "list", "data": [_answer(feedback_id) for feedback_id in ids]}
 
-    def _event(
-        self, feedback: _FeedbackBody, *, logged_id: str, caller: Caller, consent: Consent
-    ) -> FeedbackEvent:
+    async def _take_all(
+        self,
+        feedbacks: Sequence[FeedbackBody],
+        bodies: Sequence[object],
+        *,
+        caller: Caller,
+        consent: Consent,
+    ) -> list[str]:
+        given = [
+            self._given(feedback, body, caller=caller, consent=consent)
+            for feedback, body in zip(feedbacks, bodies, strict=True)
+        ]
+        ids = [each.feedback_id for each in given]
+        if consent == "none":
+            self._metrics.withheld.inc(len(given))
+            return ids
+        self._refuse_conflicts(given)
+        for each in given:
+            if each.event.feedback_id not in self._seen:
+                self._seen[each.event.feedback_id] = _Seen(each.digest, self._hand_over(each.event))
+        # Looked up before anything is forgotten: a list may be longer than the memory.
+        seen = {each.event.feedback_id: self._seen[each.event.feedback_id] for each in given}
+        self._forget_old()
+        for logged_id, entry in seen.items():
+            await self._until_stored(entry, logged_id=logged_id)
+        return ids
+
+    def _given(
+        self, feedback: FeedbackBody, body: object, *, caller: Caller, consent: Consent
+    ) -> _Given:
+        feedback_id = feedback.feedback_id or self._new_id()
         given = feedback.model_dump(exclude={"feedback_id", "retracts", "user", "given_at"})
         retracts = feedback.retracts
         try:
-            return FeedbackEvent(
+            event = FeedbackEvent(
                 **given,
-                feedback_id=logged_id,
+                feedback_id=_logged_id(feedback_id, caller=caller),
                 retracts=None if retracts is None else _logged_id(retracts, caller=caller),
                 tenant=caller.tenant,
                 consent=consent,
@@ -136,6 +132,22 @@ class FeedbackDesk:
             )
         except ValidationError as error:
             raise refusal(error) from error
+        return _Given(feedback_id=feedback_id, digest=_digest(body), event=event)
+
+    def _refuse_conflicts(self, given: Sequence[_Given]) -> None:
+        """An id stands for one body, among those of before and within a list."""
+        digests: dict[str, bytes] = {}
+        for each in given:
+            logged_id = each.event.feedback_id
+            seen = self._seen.get(logged_id)
+            known = seen.digest if seen is not None else digests.setdefault(logged_id, each.digest)
+            if known != each.digest:
+                raise RequestRefused(
+                    f"feedback {each.feedback_id!r} was given with another body",
+                    409,
+                    "feedback_id",
+                    "feedback_conflict",
+                )
 
     def _hand_over(self, event: FeedbackEvent) -> "asyncio.Future[None]":
         loop = asyncio.get_running_loop()
@@ -171,11 +183,8 @@ class FeedbackDesk:
             self._seen.popitem(last=False)
 
 
-def _parse(body: object) -> _FeedbackBody:
-    try:
-        return _FeedbackBody.model_validate(body)
-    except ValidationError as error:
-        raise refusal(error) from error
+def _answer(feedback_id: str) -> dict[str, Any]:
+    return {"object": "feedback", "feedback_id": feedback_id}
 
 
 def _logged_id(feedback_id: str, *, caller: Caller) -> str:

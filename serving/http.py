@@ -1,9 +1,10 @@
-"""What the routes share: bodies within a bound, errors in OpenAI's envelope, who has gone away."""
+"""What the routes share: bodies within a bound, errors in an envelope, who has gone away."""
 
 import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from starlette.datastructures import Headers
@@ -12,19 +13,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onlinerl.errors import EngineFailed, RequestRefused
 from onlinerl.serving.answer import Answer
-from onlinerl.serving.chat_answer import error_body, to_json
 from onlinerl.serving.metrics import GatewayMetrics
+from onlinerl.serving.openai_error import error_body, to_json
 
 logger = logging.getLogger(__name__)
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
+Envelope = Callable[[RequestRefused | EngineFailed], dict[str, object]]
+"""A protocol's body of an error."""
 
 
 class GuardedRoute:
-    """An ASGI endpoint whose errors become OpenAI's envelope."""
+    """An ASGI endpoint whose errors become those of a protocol; OpenAI's by default."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, envelope: Envelope = error_body) -> None:
         self._endpoint = endpoint
+        self._envelope = envelope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -38,18 +44,22 @@ class GuardedRoute:
         try:
             await self._endpoint(scope, receive, noting_send)
         except (RequestRefused, EngineFailed) as error:
-            await error_response(error)(scope, receive, send)
+            await self._fail(error, send)
         except ClientGone:
             return
         except Exception:
             logger.exception("a request failed", extra={"path": scope["path"]})
             if not started:
-                failed = RequestRefused("the gateway failed", 500)
-                await error_response(failed)(scope, receive, send)
+                await self._fail(RequestRefused("the gateway failed", 500), send)
+
+    async def _fail(self, error: RequestRefused | EngineFailed, send: Send) -> None:
+        await send_json(
+            send, self._envelope(error), status=error.status, headers=_error_headers(error)
+        )
 
 
 class CountedApp:
-    """Counts every answered request by path and status; paths that do not exist count as one."""
+    """Counts every answered request by route and status; paths that are none count as one."""
 
     def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics, paths: frozenset[str]) -> None:
         self._app = app
@@ -61,10 +71,12 @@ class CountedApp:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"] if scope["path"] in self._paths else "other"
 
         async def counting_send(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # Known by now: the router has left there what matched.
+                route = getattr(scope.get("route"), "path", None)
+                path = route if route in self._paths else "other"
                 self._metrics.requests.labels(path, str(message["status"])).inc()
             await send(message)
 
@@ -82,13 +94,33 @@ def json_response(
     return Response(to_json(dict(body)), status, headers, media_type="application/json")
 
 
+async def send_json(
+    send: Send,
+    body: Mapping[str, object],
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Send a JSON answer."""
+    data = to_json(dict(body))
+    named = {
+        "content-type": "application/json",
+        "content-length": str(len(data)),
+        **(headers or {}),
+    }
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+    await send({"type": "http.response.body", "body": data, "more_body": False})
+
+
 def error_response(error: RequestRefused | EngineFailed) -> Response:
     """An error in OpenAI's envelope, with its own status."""
-    param = error.param if isinstance(error, RequestRefused) else None
-    code = error.code if isinstance(error, RequestRefused) else "engine_failed"
-    body = error_body(error.message, status=error.status, param=param, code=code)
-    headers = {"retry-after": "1"} if error.status in (429, 503) else None
-    return json_response(body, status=error.status, headers=headers)
+    return json_response(error_body(error), status=error.status, headers=_error_headers(error))
+
+
+def _error_headers(error: RequestRefused | EngineFailed) -> dict[str, str]:
+    default = {"retry-after": "1"} if error.status in (429, 503) else {}
+    return default | (error.headers if isinstance(error, RequestRefused) else {})
 
 
 async def read_json(scope: Scope, receive: Receive, *, max_bytes: int) -> object:
@@ -114,8 +146,9 @@ async def read_json(scope: Scope, receive: Receive, *, max_bytes: int) -> object
         more = message.get("more_body", False)
     try:
         value = json.loads(bytes(body), parse_constant=_refuse_constant)
-        # Lone surrogates are JSON and no text: nothing that is sent or logged can hold them.
-        json.dumps(value, ensure_ascii=False).encode()
+        if _SURROGATE.search(body) is not None:
+            # A lone one is JSON and no text: nothing that is sent or logged can hold it.
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise RequestRefused(f"the body is not JSON: {error}") from error
     return value

@@ -3,27 +3,26 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+import ssl
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from onlinerl.errors import ConfigError
+from onlinerl import logs
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.serving.config import GatewayConfig
+from onlinerl.serving.engine_config import ENGINE_SECRET
 
 if TYPE_CHECKING:
-    import aiohttp
-    from starlette.applications import Starlette
+    from starlette.types import ASGIApp
 
     from onlinerl.config import Settings
-    from onlinerl.serving.auth import Keyring, UserHasher
-    from onlinerl.serving.metrics import GatewayMetrics
-    from onlinerl.serving.renderer import Renderer
-    from onlinerl.serving.shipper import Shipper
-    from onlinerl.serving.spool import Spool
+    from onlinerl.serving.arms_reader import ArmsSource
+    from onlinerl.serving.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -39,18 +38,24 @@ def run_gateway(settings: "Settings") -> int:
         LeaseHeld: when another gateway uses the spool.
         SystemExit: from uvicorn, with a code that is not 0, when the gateway failed to start.
     """
+    import uvloop
+
+    logs.keep_content_out()
     gateway = settings.gateway
     spool_dir = Path(gateway.spool.dir) if gateway.spool.dir else settings.folder("spool")
-    asyncio.run(
-        serve_gateway(
-            gateway,
-            broker=settings.broker,
-            policy=settings.policy.name,
-            tokenizer=gateway.tokenizer or settings.policy.base_model,
-            spool_dir=spool_dir,
-            user_hash_key=os.environ.get(USER_HASH_KEY),
-        )
+    serving = serve_gateway(
+        gateway,
+        broker=settings.broker,
+        policy=settings.policy.name,
+        tokenizer=gateway.tokenizer or settings.policy.base_model,
+        spool_dir=spool_dir,
+        keys_path=Path(gateway.keys_file or settings.folder("keys.json")),
+        responses_path=Path(gateway.responses.path or settings.folder("responses.sqlite")),
+        environment=os.environ,
+        arms=_arms(settings),
     )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serving)
     return 0
 
 
@@ -61,138 +66,127 @@ async def serve_gateway(
     policy: str,
     tokenizer: str,
     spool_dir: Path,
-    user_hash_key: str | None,
+    keys_path: Path,
+    responses_path: Path,
+    environment: Mapping[str, str],
+    arms: "ArmsSource | None" = None,
 ) -> None:
-    """Serve until a signal. Requests end first, then the spool is shipped, then it returns."""
-    import aiohttp
-    import uvicorn
+    """Serve until a signal. Requests end first, then the spool is shipped, then it returns.
+
+    Args:
+        config: what was configured.
+        broker: the event log.
+        policy: name of the policy.
+        tokenizer: folder with tokenizer and chat template.
+        spool_dir: folder of the spool.
+        keys_path: file of `onlinerl keys`; looked at while serving.
+        responses_path: file of stored responses.
+        environment: holds more keys, the key under which users are hashed, and the secret that
+            guards engines.
+        arms: what the deploy controller decided; None serves the champion alone.
+    """
     from prometheus_client import REGISTRY
 
+    from onlinerl.serving.assembly import assemble, event_log, stored_responses
     from onlinerl.serving.auth import Keyring, UserHasher
-    from onlinerl.serving.chat_template import load_model_text
+    from onlinerl.serving.http_engine import engine_session
+    from onlinerl.serving.key_file import keys_of_environment, load_keys
+    from onlinerl.serving.keys_watcher import KeysWatcher
+    from onlinerl.serving.listening import listening, tls_context
     from onlinerl.serving.metrics import GatewayMetrics
-    from onlinerl.serving.renderer import TemplateRenderer
+    from onlinerl.serving.renderer_choice import load_renderer
+    from onlinerl.serving.tracing import open_tracing
 
     # What can be wrong in the configuration is found before anything is started.
-    keyring = Keyring(config.api_keys)
-    renderer = TemplateRenderer(load_model_text(tokenizer))
-    if user_hash_key is None:
+    fixed_keys = (*config.api_keys, *keys_of_environment(environment))
+    keyring = Keyring([*fixed_keys, *load_keys(keys_path)])
+    tls = tls_context(config.tls)
+    renderer = load_renderer(config.renderer, tokenizer)
+    users = UserHasher(environment.get(USER_HASH_KEY))
+    if USER_HASH_KEY not in environment:
         logger.warning("user ids are not logged: set %s to log their hash", USER_HASH_KEY)
-    with _listen(config.host, config.port) as listener:
+    with listening(config.host, config.port) as listener:
         metrics = GatewayMetrics(REGISTRY)
+        watcher = KeysWatcher(
+            keys_path, keyring, others=fixed_keys, poll_s=config.keys_poll_s, metrics=metrics
+        )
         async with (
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
-            _event_log(config, broker=broker, folder=spool_dir, metrics=metrics) as (
+            engine_session(secret=environment.get(ENGINE_SECRET)) as http,
+            event_log(config, broker=broker, folder=spool_dir, metrics=metrics) as (
                 spool,
                 shipper,
             ),
+            running(watcher.watch()),
+            stored_responses(config, responses_path) as responses,
         ):
-            app = _assemble(
+            tracing = open_tracing(config.tracing)
+            app = assemble(
                 config,
                 policy=policy,
                 renderer=renderer,
                 keyring=keyring,
-                users=UserHasher(user_hash_key),
+                users=users,
                 http=http,
                 spool=spool,
                 shipper=shipper,
+                responses=responses,
                 metrics=metrics,
-            )
-            server = uvicorn.Server(
-                uvicorn.Config(
-                    app,
-                    access_log=False,
-                    log_config=None,
-                    lifespan="on",
-                    server_header=False,
-                    timeout_graceful_shutdown=max(int(config.timeouts.shutdown_s), 1),
-                )
+                tracing=tracing,
+                arms_key=environment.get(USER_HASH_KEY),
+                arms=arms,
             )
             with _signals_end_quietly():
-                await server.serve(sockets=[listener])
+                await _serve(app, config, listener=listener, tls=tls, tracing=tracing)
+            await asyncio.to_thread(tracing.close, timeout_s=config.timeouts.shutdown_s)
 
 
-def _assemble(
+async def _serve(
+    app: "ASGIApp",
     config: GatewayConfig,
     *,
-    policy: str,
-    renderer: "Renderer",
-    keyring: "Keyring",
-    users: "UserHasher",
-    http: "aiohttp.ClientSession",
-    spool: "Spool",
-    shipper: "Shipper",
-    metrics: "GatewayMetrics",
-) -> "Starlette":
-    from onlinerl.serving.app import create_app
-    from onlinerl.serving.engine_client import HttpEngine
-    from onlinerl.serving.feedback import FeedbackDesk
-    from onlinerl.serving.gateway import Gateway
+    listener: socket.socket,
+    tls: ssl.SSLContext | None,
+    tracing: "Tracing",
+) -> None:
+    import uvicorn
 
-    gateway = Gateway(
-        config,
-        policy=policy,
-        engines=[
-            HttpEngine(url, model=policy, http=http, timeouts=config.timeouts)
-            for url in config.engines
-        ],
-        renderer=renderer,
-        sink=spool,
-        metrics=metrics,
-        users=users,
+    from onlinerl.serving.drain import Drain, DrainingServer, ReadinessGate
+    from onlinerl.serving.listening import with_cors
+
+    drain = Drain()
+    server = DrainingServer(
+        uvicorn.Config(
+            tracing.app(with_cors(ReadinessGate(app, drain), config.cors)),
+            access_log=False,
+            log_config=None,
+            lifespan="on",
+            server_header=False,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+            timeout_graceful_shutdown=math.ceil(config.timeouts.shutdown_s),
+        ),
+        drain=drain,
+        grace_s=config.timeouts.ready_grace_s,
     )
-    feedback = FeedbackDesk(
-        sink=spool,
-        users=users,
-        metrics=metrics,
-        max_recent=config.limits.max_recent_feedback,
-        store_timeout_s=config.timeouts.store_s,
-    )
-    return create_app(
-        gateway,
-        keyring=keyring,
-        feedback=feedback,
-        status=lambda: {"backlog_bytes": spool.backlog_bytes, "event_log": shipper.fault or "ok"},
-    )
+    await server.serve(sockets=[listener])
+
+
+def _arms(settings: "Settings") -> "ArmsSource":
+    from onlinerl.rollout_store.store import DeltaStore
+    from onlinerl.serving.arms_reader import arms_in
+
+    return arms_in(DeltaStore(settings.store_root, settings.store.storage_options))
 
 
 @contextlib.asynccontextmanager
-async def _event_log(
-    config: GatewayConfig, *, broker: BrokerConfig, folder: Path, metrics: "GatewayMetrics"
-) -> "AsyncIterator[tuple[Spool, Shipper]]":
-    """Spool and shipper; at the end everything is stored, and shipped if the log takes it."""
-    from onlinerl.serving.log_writer import KafkaWriter
-    from onlinerl.serving.shipper import Shipper
-    from onlinerl.serving.spool import Spool
-
-    spool = Spool(folder, config.spool, metrics=metrics)
-    shipper = Shipper(
-        spool,
-        connect=lambda: KafkaWriter(broker, config.spool),
-        config=config.spool,
-        metrics=metrics,
-    )
-    shipper.start()
+async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """While inside, `work` runs; it is cancelled at the end."""
+    task = asyncio.create_task(work)
     try:
-        yield spool, shipper
+        yield
     finally:
-        await asyncio.to_thread(shipper.close, drain_s=config.timeouts.shutdown_s)
-        await asyncio.to_thread(spool.close, timeout_s=config.timeouts.shutdown_s)
-
-
-@contextlib.contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            raise ConfigError(
-                f"[gateway] cannot listen on {host}:{port} ({error.strerror}): set another port"
-            ) from error
-        logger.info("gateway listens", extra={"address": listener.getsockname()[:2]})
-        yield listener
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
 @contextlib.contextmanager

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 
 from onlinerl.errors import EngineFailed
 from onlinerl.rollout_store.schema import VersionSpan
-from onlinerl.serving.engine_client import Chunk, Generate
+from onlinerl.serving.engine_client import Chunk, Generate, TopLogprob
 
 Script = Callable[[Generate], Sequence[int]]
 """What an engine answers to a request."""
@@ -37,6 +38,13 @@ class MemoryEngine:
         """Version spans in place of the true ones."""
         self.logprob = -0.5
         self.with_logprobs = True
+        self.top: Sequence[TopLogprob] = ()
+        """Alternatives at every place, for requests that ask for them."""
+        self.num_cached_tokens: int | None = None
+        self.loaded: frozenset[str] = frozenset()
+        """LoRA adapters that it has."""
+        self.stops_itself_at: int | None = None
+        """Number of tokens after which the next answer is aborted, as by an update; once."""
         self.requests: list[Generate] = []
         self.aborted: list[str] = []
         self.closed: list[str] = []
@@ -47,7 +55,7 @@ class MemoryEngine:
         """Name of this engine."""
         return self._url
 
-    async def generate(self, request: Generate) -> AsyncIterator[Chunk]:
+    async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
         """Stream the scripted tokens up to `max_tokens`."""
         self.requests.append(request)
         tokens = list(self._script(request))
@@ -59,15 +67,15 @@ class MemoryEngine:
             pending = deque(served)
             while pending and request.request_id not in self.aborted:
                 await self._pace(request, num_served=len(versions))
-                if request.request_id in self.aborted:
+                if request.request_id in self.aborted or self._stops_itself(len(versions)):
                     break
                 step = [pending.popleft() for _ in range(min(self.tokens_per_chunk, len(pending)))]
                 versions += [self.version] * len(step)
                 last = natural if not pending else None
-                yield self._chunk(step, versions=versions, finish=last)
+                yield self._chunk(request, step, versions=versions, finish=last)
             if pending or not served:
                 finish = "abort" if pending else natural
-                yield self._chunk([], versions=versions, finish=finish)
+                yield self._chunk(request, [], versions=versions, finish=finish)
         finally:
             self.closed.append(request.request_id)
 
@@ -81,6 +89,12 @@ class MemoryEngine:
             raise self.failure
         return self.version
 
+    async def adapters(self) -> frozenset[str]:
+        """As given."""
+        if self.failure is not None:
+            raise self.failure
+        return self.loaded
+
     async def _pace(self, request: Generate, *, num_served: int) -> None:
         await asyncio.sleep(0)
         while (
@@ -93,14 +107,29 @@ class MemoryEngine:
         if self.failure is not None:
             raise self.failure
 
-    def _chunk(self, tokens: list[int], *, versions: list[str], finish: str | None) -> Chunk:
-        if finish is None:
-            return Chunk(token_ids=tokens, logprobs=self._logprobs(tokens))
-        return Chunk(
+    def _stops_itself(self, num_served: int) -> bool:
+        if self.stops_itself_at != num_served:
+            return False
+        self.stops_itself_at = None
+        return True
+
+    def _chunk(
+        self, request: Generate, tokens: list[int], *, versions: list[str], finish: str | None
+    ) -> Chunk:
+        chunk = Chunk(
             token_ids=tokens,
             logprobs=self._logprobs(tokens),
+            top_logprobs=[self.top[: request.top_logprobs] for _ in tokens]
+            if request.top_logprobs
+            else (),
+        )
+        if finish is None:
+            return chunk
+        return replace(
+            chunk,
             finish_reason=self.finish or finish,
             version_spans=_spans(versions) if self.spans is None else self.spans,
+            num_cached_tokens=self.num_cached_tokens,
         )
 
     def _logprobs(self, tokens: list[int]) -> list[float]:

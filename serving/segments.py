@@ -4,6 +4,7 @@ A segment is written by one process: after a restart the next one is begun, so a
 where it is and is never mistaken for the middle of a file.
 """
 
+import fcntl
 import json
 import logging
 import struct
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from onlinerl.errors import LeaseHeld
 from onlinerl.serving.events import Record
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,42 @@ def read_segment(folder: Path, start: Position, *, end: int) -> Iterator[Stored]
             record, size = found
             position += size
             yield Stored(record, Position(start.segment, position))
+
+
+def count_records(folder: Path, start: Position, *, end: int) -> int:
+    """How many records there are from `start` to byte `end`, by their lengths alone."""
+    num = 0
+    try:
+        with segment_path(folder, start.segment).open("rb") as file:
+            position = start.offset
+            while position < end:
+                file.seek(position)
+                head = file.read(_HEAD.size)
+                if len(head) < _HEAD.size:
+                    break
+                length, _ = _HEAD.unpack(head)
+                position += _HEAD.size + length
+                if length == 0 or position > end:
+                    break
+                num += 1
+    except FileNotFoundError:
+        return num
+    return num
+
+
+def lock_folder(folder: Path) -> BinaryIO:
+    """Own a spool until the file that is returned is closed.
+
+    Raises:
+        LeaseHeld: when another process does.
+    """
+    file = (folder / "lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise LeaseHeld(f"another gateway uses the spool {folder}") from error
+    return file
 
 
 def _read_record(file: BinaryIO) -> tuple[Record, int] | None:

@@ -62,6 +62,7 @@ class Shipper:
                 logger.exception("shipping failed")
                 self._note_fault(repr(error))
             self._spool.reread()
+            self._spool.forget_asked()
             self._stopping.wait(backoff_s)
             backoff_s = _MIN_BACKOFF_S if self.fault is None else min(2 * backoff_s, _MAX_BACKOFF_S)
 
@@ -71,6 +72,7 @@ class Shipper:
             self._ship_again(topic_ids)
         while not self._stopping.is_set():
             self._note_health()
+            self._spool.forget_asked()
             batch = self._spool.read(
                 max_records=self._config.ship_batch,
                 max_bytes=_BATCH_BYTES,
@@ -85,7 +87,7 @@ class Shipper:
                 topic_ids = topic_ids_after
                 self._ship_again(topic_ids)
             elif batch:
-                self._spool.ack(batch[-1].end, topic_ids=topic_ids)
+                self._spool.ack(batch, topic_ids=topic_ids)
                 self._metrics.shipped.inc(len(batch))
             else:
                 self._spool.prune()

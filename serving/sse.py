@@ -13,7 +13,7 @@ class EventFramer:
     """Bytes in, the `data` of whole events out. Holds at most `max_bytes` of an unfinished one."""
 
     def __init__(self, *, max_bytes: int = 64 * 2**20) -> None:
-        self._held = b""
+        self._held = bytearray()
         self._max_bytes = max_bytes
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
@@ -22,9 +22,16 @@ class EventFramer:
         Raises:
             ValueError: when an event is larger than the bound.
         """
-        # The held part may end in a lone \r: join first, then normalise.
-        held = (self._held + piece).replace(b"\r\n", b"\n")
-        *events, self._held = held.split(b"\n\n")
+        held = self._held
+        # Only what is new can hold the end of an event, save the last three bytes before it: a
+        # large event that comes in many pieces is then looked through once, not once a piece.
+        seen = max(len(held) - 3, 0)
+        held += piece
+        if b"\n\n" in held[seen:] or b"\n\r\n" in held[seen:]:
+            *events, rest = bytes(held).replace(b"\r\n", b"\n").split(b"\n\n")
+            self._held = bytearray(rest)
+        else:
+            events = []
         if len(self._held) > self._max_bytes:
             raise ValueError(f"an event is larger than {self._max_bytes} bytes")
         for event in events:
@@ -41,3 +48,8 @@ def _value(line: bytes) -> bytes:
 def event(data: bytes) -> bytes:
     """One event that carries `data`, which holds no line break."""
     return b"data: " + data + b"\n\n"
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    """One event of the type `name`; `data` holds no line break."""
+    return b"event: " + name.encode("ascii") + b"\n" + event(data)

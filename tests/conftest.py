@@ -13,7 +13,14 @@ from tests import models
 hypothesis.settings.register_profile("onlinerl", deadline=None)
 hypothesis.settings.load_profile("onlinerl")
 
-SHARE_THE_ENGINE = ("test_gateway_engine.py", "test_weight_swap.py")
+SHARE_THE_ENGINE = (
+    "test_clients_chat.py",
+    "test_clients_messages.py",
+    "test_clients_responses.py",
+    "test_gateway_engine.py",
+    "test_weight_swap.py",
+    "test_tool_grammar_engine.py",
+)
 
 
 class FileScheduling(LoadScopeScheduling):

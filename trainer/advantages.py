@@ -32,7 +32,7 @@ class Advantages:
     values: dict[RowKey, float]
     """Advantage, whitened when the rewards of the window differ."""
     weights: dict[RowKey, float]
-    """1 over the number of rows of the row's session, for each token of the row."""
+    """The row's own weight over the number of rows of its session, for each token of the row."""
     baselines: dict[str, float]
     """Exponential mean reward by tenant, after this window."""
 
@@ -56,9 +56,9 @@ def compute_advantages(
 
 
 def session_weights(rows: Sequence[WindowRow]) -> dict[RowKey, float]:
-    """Weights of rows with which every session sums to 1."""
+    """Weights of rows with which every session sums to 1, or less where a user is capped."""
     sizes = Counter(row.session for row in rows)
-    return {row.key: 1 / sizes[row.session] for row in rows}
+    return {row.key: row.weight / sizes[row.session] for row in rows}
 
 
 def group_baselines(rows: Sequence[WindowRow]) -> dict[RowKey, float]:

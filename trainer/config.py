@@ -130,6 +130,10 @@ class TrainerConfig(Config):
     lease_ttl_s: float = Field(default=60.0, ge=1, le=3600)
     """A lease whose holder has not been heard of for this long may be taken over, seconds."""
 
+    hold_s: float = Field(default=86_400.0, ge=60, le=30 * 86_400)
+    """For how long the rows of a window are kept readable for a cycle that does not end, seconds;
+    every attempt at it begins this time anew."""
+
     keep_cycles: int = Field(default=3, ge=1, le=1000)
     """Finished cycles whose local checkpoint folder is kept on disk."""
 

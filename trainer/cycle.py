@@ -41,17 +41,20 @@ def run_cycle(parts: Parts, *, lease: Lease) -> Cycle:
     parts.fault("planned")
     try:
         if cycle.status == "planned":
+            _hold(parts, cycle)
             parts.ledger.begin_attempt(cycle, lease=lease)
             train_cycle(parts, cycle)
             parts.ledger.mark_trained(cycle, lease=lease)
             parts.fault("trained")
     except TrainingError as error:
         parts.ledger.mark_failed(cycle, reason=str(error), lease=lease)
+        parts.source.release(cycle.cycle_id)
         raise
     outcome = read_outcome(parts.folder, cycle.cycle_id)
     lease.confirm()
     version = publish(parts, cycle, outcome=outcome)
     parts.ledger.mark_registered(cycle, version=version, baselines=outcome.baselines, lease=lease)
+    parts.source.release(cycle.cycle_id)
     forget_old_outcomes(parts.folder, keep=parts.config.keep_cycles)
     return parts.ledger.cycle(cycle.number)
 
@@ -66,7 +69,19 @@ def resumable(parts: Parts, *, lease: Lease) -> Cycle | None:
         return cycle
     logger.warning("gave up a cycle", extra={"cycle": cycle.cycle_id, "reason": reason})
     parts.ledger.mark_failed(cycle, reason=reason, lease=lease)
+    parts.source.release(cycle.cycle_id)
     return None
+
+
+def _hold(parts: Parts, cycle: Cycle) -> None:
+    """From here on the rows of the window stay readable, whatever upkeep the tables get.
+
+    Raises:
+        TrainingError: rows of the window were erased since it was planned.
+    """
+    lost = parts.source.hold(cycle.cycle_id, at=cycle.plan.table_versions)
+    if lost is not None:
+        raise TrainingError(f"the window cannot be read any more: {lost}")
 
 
 def _pointless(parts: Parts, cycle: Cycle) -> str | None:

@@ -5,6 +5,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -29,8 +31,10 @@ FAULT_VARIABLE = "ONLINERL_TRAINER_FAULT"
 DATABASE = "ledger.sqlite"
 
 
-def run_train(settings: "Settings") -> int:
+def run_train(settings: "Settings", snapshot: str | None = None) -> int:
     """Run one cycle; a signal ends it where it is and the next call repeats its window.
+
+    With the name of a snapshot, a new window is chosen from the rows that it holds.
 
     Raises:
         LeaseHeld: when another trainer works on this policy.
@@ -45,7 +49,10 @@ def run_train(settings: "Settings") -> int:
         _stopped_by_signals(),
         Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s) as lease,
     ):
-        cycle = run_cycle(real_parts(settings, database), lease=lease)
+        parts = real_parts(settings, database)
+        if snapshot is not None:
+            parts = _reading_from(snapshot, parts, settings)
+        cycle = run_cycle(parts, lease=lease)
     logger.info("registered a candidate", extra={"cycle": cycle.cycle_id, "version": cycle.version})
     return 0
 
@@ -94,7 +101,12 @@ def real_parts(settings: "Settings", database: Database) -> Parts:
         rewards=settings.rewards,
         folder=settings.folder("trainer"),
         ledger=Ledger(database),
-        source=DeltaSource(store, rewards=settings.rewards),
+        source=DeltaSource(
+            store,
+            rewards=settings.rewards,
+            hold_s=settings.trainer.hold_s,
+            limits=settings.store,
+        ),
         registry=MlflowRegistry(
             registry.tracking_uri,
             policy=policy.name,
@@ -106,6 +118,23 @@ def real_parts(settings: "Settings", database: Database) -> Parts:
         progress=terminal_progress,
         fault=_fault_from_environment(),
     )
+
+
+def _reading_from(snapshot: str, parts: Parts, settings: "Settings") -> Parts:
+    from onlinerl.rollout_store.snapshots import readable
+    from onlinerl.rollout_store.store import DeltaStore
+    from onlinerl.trainer.source import DeltaSource
+
+    store = DeltaStore(settings.store_root, settings.store.storage_options)
+    held = readable(store, snapshot, at=datetime.now(UTC))
+    source = DeltaSource(
+        store,
+        rewards=settings.rewards,
+        hold_s=settings.trainer.hold_s,
+        pinned=held.versions,
+        limits=settings.store,
+    )
+    return replace(parts, source=source)
 
 
 def _open_torch(parent: Path, *, plan: Plan) -> TrainingBackend:

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 RowKey = tuple[str, int]
 """interaction_id and choice_index."""
@@ -20,6 +20,8 @@ class WindowRow(BaseModel):
     task: str | None = None
     """Value of the task tag: rows with the same one form a group."""
     reward: float
+    weight: float = Field(default=1.0, ge=0, le=1)
+    """What the reward specification leaves of the row's influence; 1 without a cap on users."""
     version: int
     """Policy version of the last sampled token."""
     temperature: float

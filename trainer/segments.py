@@ -36,7 +36,9 @@ class Segment(BaseModel):
     segment_id: str
     token_ids: list[int]
     logprobs: list[float | None]
-    """Null where the token was not sampled."""
+    """Null where the token was not sampled or is masked."""
+    loss_mask: list[int] | None = None
+    """0 where a token of a span is masked; absent when none is."""
     spans: list[Span]
 
 
@@ -76,8 +78,9 @@ def _datum(
     row_of = np.full(length, NO_ROW, dtype=np.int32)
     for number, span in enumerate(spans):
         place, row = slice(span.start, span.end), rows[_key(span)]
-        mask[place] = True
-        logprobs[place] = _behavior(segment, span=span)
+        kept = _kept(segment, span=span)
+        mask[place] = kept
+        logprobs[place] = _behavior(segment, span=span, kept=kept)
         values[place] = advantages.values[row.key]
         weights[place] = advantages.weights[row.key]
         temperatures[place] = row.temperature
@@ -98,17 +101,25 @@ def _datum(
     )
 
 
-def _behavior(segment: Segment, *, span: Span) -> NDArray[np.float32]:
-    """The logged logprobs of a completion; a ratio needs every one of them."""
+def _kept(segment: Segment, *, span: Span) -> NDArray[np.bool_]:
+    """Which tokens of a completion are learned from: those that scrubbing did not mask."""
+    if segment.loss_mask is None:
+        return np.ones(span.end - span.start, dtype=np.bool_)
+    return np.asarray(segment.loss_mask[span.start : span.end], dtype=np.bool_)
+
+
+def _behavior(segment: Segment, *, span: Span, kept: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """The logged logprobs of a completion; a ratio needs one for every token that is kept."""
     logged = segment.logprobs[span.start : span.end]
     values = np.asarray([np.nan if value is None else value for value in logged], dtype=np.float32)
-    if span.start < 1 or len(values) != span.end - span.start or not np.isfinite(values).all():
+    whole = len(values) == span.end - span.start == len(kept)
+    if span.start < 1 or not whole or not np.isfinite(values[kept]).all():
         raise TrainingError(
             f"interaction {span.interaction_id} choice {span.choice_index} has no behaviour "
             f"logprob for some of its tokens {span.start}..{span.end} in segment "
             f"{segment.segment_id}: it cannot be corrected for the policy's age"
         )
-    return values
+    return np.where(kept, values, np.float32(0))
 
 
 def _check_each_once(found: Sequence[RowKey], *, wanted: Mapping[RowKey, WindowRow]) -> None:

@@ -60,6 +60,9 @@ name = "accepted"
 [ingest]
 health_port = {ingest}
 
+[maintenance]
+health_port = {maintain}
+
 [trainer]
 # The upper half of the layers learns: less to compute, less to ship, enough for a preference.
 trainable = 'layers\.(1[5-9]|2[0-9])\.'
@@ -107,7 +110,8 @@ class Desk:
         folder.mkdir(parents=True)
         self.config = folder / "onlinerl.toml"
         self.api_key = new_key()
-        names = ("broker", "registry", "engine", "gateway", "ingest", "schedule", "deploy")
+        parts = "broker registry engine gateway ingest schedule deploy maintain"
+        names = parts.split()
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
         self.config.write_text(
             CONFIGURATION.format(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from onlinerl.config import SECRETS
+from onlinerl.errors import ConfigError
+from onlinerl.serving.engine_config import ENGINE_SECRET, MIN_SECRET
 
 if TYPE_CHECKING:
     from onlinerl.config import Settings
@@ -60,10 +62,12 @@ def port_is_open(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
         return False
 
 
-def http_problem(url: str, *, timeout_s: float = 2.0) -> str | None:
-    """None when `url` answers 2xx, else why not."""
+def http_problem(url: str, *, timeout_s: float = 2.0, secret: str | None = None) -> str | None:
+    """None when `url` answers 2xx, else why not; `secret` opens the guard of an engine."""
+    headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
             return None if response.status < 300 else f"{url} answers {response.status}"
     except urllib.error.HTTPError as error:
         return f"{url} answers {error.code}: {error.read(300).decode(errors='replace')}"
@@ -83,6 +87,7 @@ def ports_of(settings: "Settings") -> dict[str, tuple[str, int]]:
     ports["ingest"] = (settings.ingest.health_host, settings.ingest.health_port)
     ports["schedule"] = (settings.schedule.health_host, settings.schedule.health_port)
     ports["deploy"] = ("127.0.0.1", settings.deploy.health_port)
+    ports["maintain"] = (settings.maintenance.health_host, settings.maintenance.health_port)
     return {name: address for name, address in ports.items() if address[1]}
 
 
@@ -94,6 +99,7 @@ def static_findings(settings: "Settings") -> Iterator[Finding]:
     yield _keys(settings)
     yield _rewards(settings)
     yield _engine_is_routed(settings)
+    yield _engine_is_guarded(settings)
     for variable, meaning in SECRETS.items():
         if os.environ.get(variable):
             yield Finding(variable, "ok", "set")
@@ -150,12 +156,17 @@ def _data_dir(settings: "Settings") -> Finding:
 
 
 def _keys(settings: "Settings") -> Finding:
-    keys = settings.gateway.api_keys
+    from onlinerl.keys import known_keys
+
+    try:
+        keys = [key for found in known_keys(settings, os.environ).values() for key in found]
+    except ConfigError as error:
+        return Finding("gateway.api_keys", "wrong", str(error))
     if not keys:
         return Finding(
             "gateway.api_keys",
             "wrong",
-            "none, and there is no default key; make one with `onlinerl keys new NAME`",
+            "none, and there is no default key; make one with `onlinerl keys add NAME`",
         )
     if not any(key.consent == "train" for key in keys):
         return Finding("gateway.api_keys", "note", "no key has consent = train: nothing is learned")
@@ -182,6 +193,19 @@ def _engine_is_routed(settings: "Settings") -> Finding:
     return Finding("gateway.engines", "ok", ", ".join(settings.gateway.engines))
 
 
+def _engine_is_guarded(settings: "Settings") -> Finding:
+    host = settings.engine.host
+    if not settings.engine.is_guarded:
+        return Finding("engine.host", "ok", f"{host}: only this machine reaches the engine")
+    if len(os.environ.get(ENGINE_SECRET, "")) < MIN_SECRET:
+        return Finding(
+            "engine.host",
+            "wrong",
+            f"other machines reach {host}: set {ENGINE_SECRET} to {MIN_SECRET} characters or more",
+        )
+    return Finding("engine.host", "ok", f"{host}, behind a guard")
+
+
 def service_checks(settings: "Settings") -> dict[str, Callable[[], str | None]]:
     """For every part: None when it answers, else why not."""
     host, port = address_of(settings.broker.bootstrap.split(",")[0])
@@ -190,17 +214,19 @@ def service_checks(settings: "Settings") -> dict[str, Callable[[], str | None]]:
     def broker() -> str | None:
         return None if port_is_open(host, port) else f"nothing listens on {host}:{port}"
 
-    def health(name: str, path: str) -> Callable[[], str | None]:
+    def health(name: str, path: str, *, secret: str | None = None) -> Callable[[], str | None]:
         if name not in ports:
             return lambda: None
-        return lambda: http_problem(f"http://{ports[name][0]}:{ports[name][1]}{path}")
+        url = f"http://{ports[name][0]}:{ports[name][1]}{path}"
+        return lambda: http_problem(url, secret=secret)
 
     return {
         "broker": broker,
         "registry": lambda: http_problem(f"{settings.registry.tracking_uri.rstrip('/')}/health"),
-        "engine": health("engine", "/health"),
+        "engine": health("engine", "/health", secret=os.environ.get(ENGINE_SECRET)),
         "deploy": health("deploy", "/health/ready"),
         "gateway": health("gateway", "/health/ready"),
         "ingest": health("ingest", "/health/ready"),
+        "maintain": health("maintain", "/health/ready"),
         "schedule": health("schedule", "/health/ready"),
     }

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from onlinerl import __version__, logs
 from onlinerl.errors import DependencyMissing, OnlineRLError
+from onlinerl.keys_commands import add_keys_commands
+from onlinerl.store_commands import add_store_commands
 
 if TYPE_CHECKING:
     from onlinerl.config import Settings
@@ -89,7 +91,7 @@ def _ingest(arguments: argparse.Namespace) -> int:
 def _train(arguments: argparse.Namespace) -> int:
     from onlinerl.trainer.main import run_train
 
-    return run_train(_settings(arguments))
+    return run_train(_settings(arguments), snapshot=arguments.snapshot)
 
 
 def _schedule(arguments: argparse.Namespace) -> int:
@@ -130,13 +132,12 @@ def _status(arguments: argparse.Namespace) -> int:
 def _query(arguments: argparse.Namespace) -> int:
     from onlinerl.rollout_store.query import run_query
 
-    return run_query(_settings(arguments), sql=arguments.sql, format=arguments.format)
-
-
-def _keys_new(arguments: argparse.Namespace) -> int:
-    from onlinerl.keys import run_keys_new
-
-    return run_keys_new(name=arguments.name, tenant=arguments.tenant, consent=arguments.consent)
+    return run_query(
+        _settings(arguments),
+        sql=arguments.sql,
+        format=arguments.format,
+        snapshot=arguments.snapshot,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,21 +147,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"onlinerl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add = _Commands(commands, _shared_options())
+    shared = _shared_options()
+    add = _Commands(commands, shared)
     add("up", _up, "start the one-machine stack and keep it running until Ctrl-C")
     add("doctor", _doctor, "check a configuration and the parts it names, one line each")
     add("gateway", _gateway, "serve OpenAI clients and log every token")
     add("engine", _engine, "run one vLLM replica with the weight transfer plugin")
     ingest = add("ingest", _ingest, "move events from Kafka into the tables, exactly once")
     ingest.add_argument("--once", action="store_true", help="stop at the end of the topics")
-    add("train", _train, "run one cycle now: window, update, candidate")
+    train = add("train", _train, "run one cycle now: window, update, candidate")
+    train.add_argument(
+        "--snapshot", metavar="NAME", help="choose the window from the rows that it holds"
+    )
     add("schedule", _schedule, "run cycles when they are due")
     add("deploy", _deploy, "watch the registry: gate, promote, verify")
     _add_release_commands(add)
     query = add("query", _query, "run SQL on the tables and views")
     query.add_argument("sql", metavar="SQL")
     query.add_argument("--format", choices=("table", "json", "csv", "parquet"), default="table")
-    _add_keys(commands)
+    query.add_argument("--snapshot", metavar="NAME", help="read the rows that it holds")
+    add_store_commands(add)
+    add_keys_commands(commands, shared)
     return parser
 
 
@@ -213,16 +220,6 @@ def _add_release_commands(add: _Commands) -> None:
     rollback.add_argument("--actor", default=actor, help="who asks, for the audit table")
     rollback.add_argument("--reason", default="asked by an operator", help="for the audit table")
     add("status", _status, "show versions, gates and replicas")
-
-
-def _add_keys(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    keys = commands.add_parser("keys", help="make API keys", description="make API keys")
-    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = actions.add_parser("new", help="print a new key and the TOML that admits it")
-    new.add_argument("name")
-    new.add_argument("--tenant", default="default")
-    new.add_argument("--consent", choices=("none", "log", "train"), default="log")
-    new.set_defaults(handler=_keys_new, log_level="info")
 
 
 if __name__ == "__main__":

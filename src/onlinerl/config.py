@@ -15,6 +15,7 @@ from onlinerl.base_config import Config
 from onlinerl.deploy.config import DeployConfig
 from onlinerl.errors import ConfigError
 from onlinerl.ingest.config import IngestConfig
+from onlinerl.ingest.scrub_config import ScrubConfig
 from onlinerl.rollout_store.config import (
     BrokerConfig,
     PolicyConfig,
@@ -22,13 +23,22 @@ from onlinerl.rollout_store.config import (
     RewardsConfig,
     StoreConfig,
 )
+from onlinerl.rollout_store.maintenance_config import MaintenanceConfig, RetentionConfig
 from onlinerl.serving.config import GatewayConfig
-from onlinerl.serving.engine_config import EngineConfig
+from onlinerl.serving.engine_config import ENGINE_SECRET, EngineConfig
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
 
 SECRETS = {
     "ONLINERL_USER_HASH_KEY": (
         "keys the hash under which user ids are logged; without it no user id is logged at all"
+    ),
+    ENGINE_SECRET: (
+        "opens the guard of an engine that other machines can reach; without it such an engine"
+        " does not start"
+    ),
+    "ONLINERL_API_KEYS": (
+        "adds API keys, as a JSON list of {name, sha256, tenant, consent}; not needed when the "
+        "configuration or the keys file has some"
     ),
 }
 """Environment variables that hold secrets, and what happens without them."""
@@ -64,6 +74,15 @@ class Settings(Config):
     ingest: IngestConfig = Field(default_factory=IngestConfig)
     """From the event log to the tables."""
 
+    scrub: ScrubConfig = Field(default_factory=ScrubConfig)
+    """What is looked for in text before it is stored."""
+
+    maintenance: MaintenanceConfig = Field(default_factory=MaintenanceConfig)
+    """Upkeep of the tables."""
+
+    retention: RetentionConfig = Field(default_factory=RetentionConfig)
+    """How long rows are kept."""
+
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     """One cycle of learning."""
 
@@ -97,6 +116,7 @@ class Settings(Config):
             "ingest.health_port": self.ingest.health_port,
             "schedule.health_port": self.schedule.health_port,
             "deploy.health_port": self.deploy.health_port,
+            "maintenance.health_port": self.maintenance.health_port,
         }
         seen: dict[int, str] = {}
         for key, port in ports.items():
@@ -116,8 +136,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
     """Read a TOML file and apply `section.key=value` overrides.
 
     Values of overrides are TOML (`1e-5`, `true`, `[1, 2]`); what is not TOML is taken as a string.
-    A relative `data_dir`, or a `policy.base_model` that is a relative path, starts at the file's
-    folder, so that a command means the same wherever it is run.
+    A relative `data_dir` or `gateway.keys_file`, or a `policy.base_model` that is a relative path,
+    starts at the file's folder, so that a command means the same wherever it is run.
 
     Raises:
         ConfigError: naming the file, the key, the value and the remedy.
@@ -139,15 +159,30 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
 
 
 def _anchored(settings: Settings, base: Path) -> Settings:
-    model = settings.policy.base_model
-    if model.startswith((".", "~")) or (base / model).is_dir():
-        model = str((base / Path(model).expanduser()).resolve())
+    model = _anchored_model(settings.policy.base_model, base)
+    speculative = settings.engine.speculative
+    speculative = speculative.model_copy(
+        update={"draft_model": _anchored_model(speculative.draft_model, base)}
+    )
+    gateway = settings.gateway
+    if gateway.keys_file:
+        file = str((base / Path(gateway.keys_file).expanduser()).resolve())
+        gateway = gateway.model_copy(update={"keys_file": file})
     return settings.model_copy(
         update={
+            "gateway": gateway,
+            "engine": settings.engine.model_copy(update={"speculative": speculative}),
             "data_dir": (base / settings.data_dir.expanduser()).resolve(),
             "policy": settings.policy.model_copy(update={"base_model": model}),
         }
     )
+
+
+def _anchored_model(model: str, base: Path) -> str:
+    """An absolute path where `model` is a relative one; a Hugging Face id as it is."""
+    if model and (model.startswith((".", "~")) or (base / model).is_dir()):
+        return str((base / Path(model).expanduser()).resolve())
+    return model
 
 
 def _override(document: dict[str, object], override: str) -> None:

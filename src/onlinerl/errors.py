@@ -7,14 +7,18 @@ OnlineRLError
 ├── LeaseHeld (RuntimeError)              somebody else is doing this work
 ├── RequestRefused (ValueError)           a caller's request cannot be served as it is
 ├── EngineFailed (RuntimeError)           an engine refused or broke off an answer
+│   └── EngineUnreachable                 nothing listens where an engine should be
 ├── InvalidEvent (ValueError)             a logged record breaks the event contract
 ├── StoreConflict (RuntimeError)          another writer committed the same offsets first
+├── CommitStuck (TimeoutError)            a commit did not end in time
 ├── SpoolFull (OSError)                   the gateway's spool reached its bound
 ├── TooFewRows (RuntimeError)             a cycle has not enough labelled rows to learn from
 ├── TrainingError (RuntimeError)          an update cannot be computed from this data
 ├── WeightsError (RuntimeError)           a weights folder is incomplete, corrupt or does not fit
 └── PromotionFailed (RuntimeError)        a version could not be put into every replica
 """
+
+from collections.abc import Mapping
 
 
 class OnlineRLError(Exception):
@@ -38,16 +42,25 @@ class LeaseHeld(OnlineRLError, RuntimeError):
 
 
 class RequestRefused(OnlineRLError, ValueError):
-    """Raised for a request that the gateway answers with an error in OpenAI's envelope."""
+    """Raised for a request that the gateway answers with an error in its protocol's envelope.
+
+    `headers` go out with it, e.g. when to come back.
+    """
 
     def __init__(
-        self, message: str, status: int = 400, param: str | None = None, code: str | None = None
+        self,
+        message: str,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message, status, param, code)
+        super().__init__(message, status, param, code, headers)
         self.message = message
         self.status = status
         self.param = param
         self.code = code
+        self.headers = dict(headers or {})
 
     def __str__(self) -> str:
         return self.message
@@ -65,12 +78,23 @@ class EngineFailed(OnlineRLError, RuntimeError):
         return self.message
 
 
+class EngineUnreachable(EngineFailed):
+    """Raised when no connection to an engine can be opened: nothing was sampled, ask another."""
+
+    def __init__(self, message: str, status: int = 503) -> None:
+        super().__init__(message, status)
+
+
 class InvalidEvent(OnlineRLError, ValueError):
     """Raised for a record that breaks the event contract; ingest turns it into a dead letter."""
 
 
 class StoreConflict(OnlineRLError, RuntimeError):
     """Raised when a commit lost to another writer of the same offsets; the caller stops."""
+
+
+class CommitStuck(OnlineRLError, TimeoutError):
+    """Raised when a commit takes longer than ingest waits; the process ends and starts anew."""
 
 
 class SpoolFull(OnlineRLError, OSError):

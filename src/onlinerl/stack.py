@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
+_REST = ("ingest", "deploy", "gateway", "schedule", "maintain")
+"""Parts that start when the services answer."""
 
 
 def run_up(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> int:
@@ -86,7 +88,7 @@ def _start(
     services = [supervisor.start(parts[name]) for name in ("broker", "registry") if name in parts]
     engine = supervisor.start(parts["engine"])
     supervisor.wait_until_healthy(services, on_healthy=report)
-    rest = [supervisor.start(parts[n]) for n in ("ingest", "deploy", "gateway", "schedule")]
+    rest = [supervisor.start(parts[n]) for n in _REST]
     supervisor.wait_until_healthy([engine, *rest], on_healthy=report)
 
 
@@ -113,10 +115,11 @@ def _parts(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> I
     for override in overrides:
         options += ["--set", override]
     addresses = {
-        "engine": f"http://{settings.engine.host}:{settings.engine.port}  (vLLM, loopback)",
+        "engine": f"http://{settings.engine.host}:{settings.engine.port}  (vLLM)",
         "gateway": f"http://{settings.gateway.host}:{settings.gateway.port}/v1  (OpenAI clients)",
         "ingest": f"tables in {settings.store_root}",
         "deploy": f"weights in {settings.weights_root}",
+        "maintain": f"upkeep every {settings.maintenance.interval_s:.0f} s",
         "schedule": f"a cycle every {settings.schedule.interval_s:.0f} s",
     }
     for name, address in addresses.items():

@@ -529,7 +529,7 @@ def test_local_checkpoints_stay_few(serving: World) -> None:
 
 STEPS = (
     "stage", "pause", "apply", "finish", "resume", "checksum", "logprobs", "promotion",
-    "log_metrics", "set_alias", "set_tags",
+    "log_metrics", "arms", "set_alias", "set_tags",
 )  # fmt: skip
 
 
@@ -563,7 +563,7 @@ def test_a_controller_killed_at_any_step_comes_to_the_same_end(
     serving.engine.calls.clear()
     serving.tick()
 
-    if step in ("checksum", "logprobs", "promotion", "set_alias"):  # it served already
+    if step in ("checksum", "logprobs", "promotion", "arms", "set_alias"):  # it served already
         assert "pause" not in serving.engine.calls  # forward, not back and forth
     assert serving.registry.aliases["champion"] == 2
     assert serving.registry.tags[2]["verdict"] == "promoted"
@@ -571,6 +571,23 @@ def test_a_controller_killed_at_any_step_comes_to_the_same_end(
     assert serving.engine.status()[0].version == 2
     assert not serving.engine.is_paused()
     assert serving.actions() == [("bootstrap", 1), ("promote", 2)]
+    assert champions(serving)[-1] == 2
+
+
+def champions(world: World) -> list[int]:
+    """Versions that were said to be the champion, without canary or shadow, in turn."""
+    return [row.version for (row,) in world.journal.decisions if row.arm == "champion"]
+
+
+def test_whatever_becomes_the_champion_ends_every_canary(serving: World) -> None:
+    serving.add()
+    serving.tick()
+    ask_rollback(serving, None)
+    serving.tick(1)
+    ask_promote(serving, 2)
+    serving.tick()
+
+    assert champions(serving) == [1, 2, 1, 2]
 
 
 def tick_on(controller: Controller) -> None:

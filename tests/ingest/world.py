@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from onlinerl.ingest.config import IngestConfig
@@ -35,6 +36,8 @@ class World:
 
     log: MemoryLog
     store: DeltaStore
+    vocab_size: int = 0
+    now: Callable[[], datetime] = lambda: NOON
 
     def send(self, event: InteractionEvent | FeedbackEvent, *, partition: int = 0) -> None:
         """Put an event into its topic."""
@@ -46,13 +49,25 @@ class World:
         """Put any bytes into a topic."""
         self.log.produce(topic, value)
 
-    def writer(self, fault: Callable[[str], None] = no_fault) -> TableWriter:
+    def writer(
+        self, fault: Callable[[str], None] = no_fault, *, exclusive: bool = True
+    ) -> TableWriter:
         """A new writer, as a new process has."""
-        return TableWriter(self.store, recent_ids=1000, now=lambda: NOON, fault=fault)
+        return TableWriter(
+            self.store,
+            recent_ids=1000,
+            now=self.now,
+            exclusive=exclusive,
+            vocab_size=self.vocab_size,
+            fault=fault,
+        )
 
     def ingest(self, fault: Callable[[str], None] = no_fault) -> None:
         """A new process that writes everything there is and ends."""
-        config = IngestConfig(max_batch_rows=3, check_interval_s=0.001)
+        # So little is buffered that every poll is a batch of its own.
+        config = IngestConfig(
+            max_batch_rows=3, max_batch_bytes=1024, max_buffered_bytes=1024, check_interval_s=0.001
+        )
         ingester = Ingester(lambda: self.log, writer=self.writer(fault), config=config)
         ingester.run(threading.Event(), once=True)
 

@@ -9,9 +9,11 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from onlinerl.serving.engine_config import ENGINE_SECRET
 
 START_TIMEOUT_S = 240.0
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -40,17 +42,24 @@ class Engine:
 
 
 @contextlib.contextmanager
-def engine(folder: Path, *, model: Path, port: int, **options: object) -> Iterator[Engine]:
-    """`onlinerl engine` on a free port; on exit it is told to stop and has to."""
+def engine(
+    folder: Path, *, model: Path, port: int, secret: str | None = None, **options: object
+) -> Iterator[Engine]:
+    """`onlinerl engine` on a free port; on exit it is told to stop and has to.
+
+    With a `secret` it listens on every address, behind its guard.
+    """
     config = folder / "engine.toml"
     lines = ["[policy]", f"base_model = {json.dumps(str(model))}", "[engine]", f"port = {port}"]
-    defaults = {
+    defaults: dict[str, object] = {
         "max_model_len": 1024,
         "max_num_seqs": 16,
         "extra_args": ["--logits-processors", "tests.integration.pacing:Pace"],
     }
+    if secret is not None:
+        defaults |= {"host": "0.0.0.0", "allow_remote": True}
     for key, value in (defaults | options).items():
-        lines.append(f"{key} = {json.dumps(value)}")
+        lines.append(f"{key} = {_toml(value)}")
     config.write_text("\n".join(lines))
     log, pace = folder / "engine.log", folder / "pace"
     with log.open("wb") as output:
@@ -63,11 +72,12 @@ def engine(folder: Path, *, model: Path, port: int, **options: object) -> Iterat
                 "OMP_NUM_THREADS": "2",
                 "ONLINERL_TEST_PACE": str(pace),
                 "PYTHONPATH": str(REPOSITORY),
-            },
+            }
+            | ({} if secret is None else {ENGINE_SECRET: secret}),
         )
     started = Engine(f"http://127.0.0.1:{port}", process, log, pace)
     try:
-        _wait_until_healthy(started)
+        _wait_until_healthy(started, secret=secret)
         yield started
     finally:
         process.send_signal(signal.SIGTERM)
@@ -78,20 +88,28 @@ def engine(folder: Path, *, model: Path, port: int, **options: object) -> Iterat
             process.wait(timeout=10)
 
 
-def _wait_until_healthy(started: Engine) -> None:
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _wait_until_healthy(started: Engine, *, secret: str | None) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         if started.process.poll() is not None:
             break
-        if _is_healthy(started.url):
+        if _is_healthy(started.url, secret=secret):
             return
         time.sleep(0.5)
     raise AssertionError(f"no healthy engine: {started.log.read_text(errors='replace')[-3000:]}")
 
 
-def _is_healthy(url: str) -> bool:
+def _is_healthy(url: str, *, secret: str | None) -> bool:
+    headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
+    request = urllib.request.Request(f"{url}/health", headers=headers)
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2):
+        with urllib.request.urlopen(request, timeout=2):
             return True
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return False

@@ -1,4 +1,6 @@
-"""The routes of vLLM that the gateway uses, without a model; run as a program with a port.
+"""The routes of vLLM that the gateway uses, without a model.
+
+Run as a program with a port and, if need be, the seconds between two tokens and a version.
 
 Answers `max_tokens` tokens of a fixed text, slowly enough that answers overlap.
 """
@@ -9,6 +11,8 @@ import sys
 
 from aiohttp import web
 
+PACE = web.AppKey("pace_s", float)
+VERSION = web.AppKey("version", str)
 TOKENS = [11705, 260, 2795, 30]
 
 
@@ -20,7 +24,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     for position in range(num_tokens):
         last = position == num_tokens - 1
         token_id = 2 if last else TOKENS[position % len(TOKENS)]
-        span = {"version": "assistant/1", "start": 0, "end": num_tokens}
+        span = {"version": request.app[VERSION], "start": 0, "end": num_tokens}
         choice = {
             "index": 0,
             "token_ids": [token_id],
@@ -29,7 +33,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             "weight_versions": [span] if last else None,
         }
         await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(request.app[PACE])
     await response.write(b"data: [DONE]\n\n")
     return response
 
@@ -38,12 +42,14 @@ async def healthy(_: web.Request) -> web.Response:
     return web.Response()
 
 
-async def weight_info(_: web.Request) -> web.Response:
-    return web.json_response({"weight_version": "assistant/1"})
+async def weight_info(request: web.Request) -> web.Response:
+    return web.json_response({"weight_version": request.app[VERSION]})
 
 
 def main() -> None:
     app = web.Application()
+    app[PACE] = float(sys.argv[2]) if len(sys.argv) > 2 else 0.005
+    app[VERSION] = sys.argv[3] if len(sys.argv) > 3 else "assistant/1"
     app.router.add_post("/inference/v1/generate", generate)
     app.router.add_post("/inference/v1/abort_requests", healthy)
     app.router.add_get("/health", healthy)

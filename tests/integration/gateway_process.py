@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -20,17 +21,19 @@ _RUN = """
 import json, logging, sys
 from pathlib import Path
 from types import SimpleNamespace
-from onlinerl.rollout_store.config import BrokerConfig
+from onlinerl.rollout_store.config import BrokerConfig, StoreConfig
 from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.main import run_gateway
 
-logging.basicConfig(level="INFO")
 told = json.load(open(sys.argv[1]))
+logging.basicConfig(level=told["log_level"])
 settings = SimpleNamespace(
     gateway=GatewayConfig(**told["gateway"]),
     broker=BrokerConfig(**told["broker"]),
     policy=SimpleNamespace(name="assistant", base_model=told["base_model"]),
     folder=lambda name: Path(told["data_dir"]) / name,
+    store_root=str(Path(told["data_dir"]) / "store"),
+    store=StoreConfig(),
 )
 sys.exit(run_gateway(settings))
 """
@@ -43,14 +46,18 @@ class GatewayProcess:
     url: str
     process: "subprocess.Popen[bytes]"
     log: Path
+    tls: ssl.SSLContext | None = None
+    """How a client trusts it."""
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=10) as response:
+        with urllib.request.urlopen(self.url + path, timeout=10, context=self.tls) as response:
             return json.load(response)
 
     def metric(self, name: str) -> float:
         """Sum of a metric over its labels."""
-        with urllib.request.urlopen(self.url + "/metrics", timeout=10) as response:
+        with urllib.request.urlopen(
+            self.url + "/metrics", timeout=10, context=self.tls
+        ) as response:
             lines = response.read().decode().splitlines()
         found = [line for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rsplit(" ", 1)[1]) for line in found)
@@ -74,6 +81,8 @@ def running_gateway(
     engine: str,
     bootstrap: str,
     model_dir: Path,
+    log_level: str = "INFO",
+    client_tls: ssl.SSLContext | None = None,
     **gateway: Any,
 ) -> Iterator[GatewayProcess]:
     """Start a gateway and wait until it is ready; killed at the end if it still runs."""
@@ -94,6 +103,7 @@ def running_gateway(
         "broker": {"bootstrap": bootstrap, "request_timeout_s": 5.0},
         "base_model": str(model_dir),
         "data_dir": str(folder),
+        "log_level": log_level,
     }
     path, log = folder / "gateway.json", folder / "gateway.log"
     path.write_text(json.dumps(config))
@@ -104,7 +114,8 @@ def running_gateway(
             stderr=output,
             env={**os.environ, "ONLINERL_USER_HASH_KEY": "pepper"},
         )
-    served = GatewayProcess(f"http://127.0.0.1:{port}", process, log)
+    address = f"http://127.0.0.1:{port}" if client_tls is None else f"https://localhost:{port}"
+    served = GatewayProcess(address, process, log, client_tls)
     try:
         wait_until_ready(served)
         yield served

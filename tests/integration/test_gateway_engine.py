@@ -16,12 +16,13 @@ from onlinerl.serving.app import create_app
 from onlinerl.serving.auth import Keyring, UserHasher
 from onlinerl.serving.chat_template import load_model_text
 from onlinerl.serving.config import ApiKeyConfig, GatewayConfig
-from onlinerl.serving.engine_client import HttpEngine
 from onlinerl.serving.events import MemorySink
 from onlinerl.serving.feedback import FeedbackDesk
 from onlinerl.serving.gateway import Gateway
+from onlinerl.serving.http_engine import HttpEngine
 from onlinerl.serving.metrics import GatewayMetrics
-from onlinerl.serving.renderer import TemplateRenderer
+from onlinerl.serving.routing import make_router
+from onlinerl.serving.template_renderer import TemplateRenderer
 from tests.brokers import free_port
 from tests.integration.engines import Engine
 from tests.serving.world import KEY, key_config
@@ -91,7 +92,9 @@ async def service(engine_url: str, tiny_model_dir: Path) -> AsyncIterator[Servic
         gateway = Gateway(
             config,
             policy="assistant",
-            engines=[replica],
+            router=make_router(
+                [replica], policy="assistant", config=config, registry=metrics.registry
+            ),
             renderer=renderer,
             sink=sink,
             metrics=metrics,
@@ -245,7 +248,15 @@ async def test_leaving_stops_the_engine_and_logs_what_was_sampled(
 
 
 async def running_requests(engine_url: str) -> float:
-    async with aiohttp.ClientSession() as http, http.get(f"{engine_url}/metrics") as response:
+    """As the engine tells it; after an abort it takes a step until it does."""
+    async with aiohttp.ClientSession() as http, asyncio.timeout(10):
+        while (number := await _told_running(http, engine_url)) > 0:
+            await asyncio.sleep(0.05)
+    return number
+
+
+async def _told_running(http: aiohttp.ClientSession, engine_url: str) -> float:
+    async with http.get(f"{engine_url}/metrics") as response:
         lines = (await response.text()).splitlines()
     found = [line for line in lines if line.startswith("vllm:num_requests_running{")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)

@@ -1,32 +1,19 @@
 """`onlinerl ingest` as a process of its own, against real brokers."""
 
-import json
-import os
+import contextlib
 import signal
 import subprocess
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import pytest
 
 from onlinerl.ingest.writer import STEPS
-from onlinerl.rollout_store.config import BrokerConfig
-from onlinerl.rollout_store.kafka_topics import ensure_topics
-from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
 from onlinerl.rollout_store.store import DeltaStore
 from tests.brokers import Broker, free_port, kafka, needs_kafka, tansu
-from tests.events import feedback, interaction
+from tests.integration.ingest_pipeline import COMMAND, WAIT_S, Pipeline, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
-
-WAIT_S = 60.0
-COMMAND = (sys.executable, "-m", "onlinerl.cli")
 
 
 @pytest.fixture(params=["tansu", pytest.param("kafka", marks=needs_kafka)])
@@ -35,104 +22,11 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
         yield broker
 
 
-@dataclass
-class Pipeline:
-    """A configuration, its broker, and what was sent."""
-
-    folder: Path
-    broker: Broker
-    health_port: int = field(default_factory=free_port)
-    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        model = self.folder / "model"
-        model.mkdir()
-        self.config = self.folder / "onlinerl.toml"
-        self.config.write_text(
-            f"""
-            data_dir = "data of it"
-            policy.base_model = {json.dumps(str(model))}
-            broker.bootstrap = "{self.broker.bootstrap}"
-            broker.request_timeout_s = 2
-            ingest.health_port = {self.health_port}
-            ingest.max_batch_age_s = 0.1
-            ingest.max_batch_rows = 20
-            ingest.poll_timeout_s = 0.1
-            """
-        )
-        self.store = DeltaStore(str(self.folder / "data of it" / "store"))
-        self.settings = BrokerConfig(bootstrap=self.broker.bootstrap, request_timeout_s=5)
-
-    def start(self, **environment: str) -> "subprocess.Popen[bytes]":
-        """`onlinerl ingest`, running."""
-        process = subprocess.Popen(
-            [*COMMAND, "ingest", "--config", str(self.config)],
-            env=os.environ | environment,
-        )
-        self.processes.append(process)
-        return process
-
-    def send(self, *numbers: int, poison: bool = False) -> None:
-        """Interactions with feedback, acknowledged by the broker when this returns."""
-        from kafka import KafkaProducer
-
-        ensure_topics(self.settings)
-        producer = KafkaProducer(bootstrap_servers=self.broker.bootstrap, linger_ms=5)
-        for number in numbers:
-            event = interaction(f"i{number}").model_dump_json().encode()
-            producer.send(INTERACTIONS_TOPIC, event, key=b"s1")
-            about = feedback(f"f{number}", interaction_id=f"i{number}").model_dump_json().encode()
-            producer.send(FEEDBACK_TOPIC, about, key=b"s1")
-            if poison:
-                producer.send(INTERACTIONS_TOPIC, b"poison %d" % number, key=b"s1")
-        producer.flush(30)
-        producer.close(5)
-
-    def stored(self, table: str, column: str) -> Counter[object]:
-        """How often each value is stored; empty before the table exists."""
-        if not self.store.exists(table):
-            return Counter()
-        return Counter(self.store.dataset(table).to_table([column])[column].to_pylist())
-
-    def num_rows(self) -> int:
-        """How many interaction rows are stored."""
-        return self.stored("interactions", "interaction_id").total()
-
-    def has(self, *numbers: int) -> bool:
-        """Whether exactly these interactions and their feedback are stored, once each."""
-        return self.stored("interactions", "interaction_id") == {
-            f"i{n}": 1 for n in numbers
-        } and self.stored("feedback", "feedback_id") == {f"f{n}": 1 for n in numbers}
-
-    def readiness(self) -> tuple[int, str]:
-        """Status and body of `/health/ready`; status 0 while nothing listens."""
-        try:
-            with urlopen(f"http://127.0.0.1:{self.health_port}/health/ready", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except URLError as error:
-            body = getattr(error, "read", bytes)()
-            return getattr(error, "code", 0), body.decode()
-
-    def stop(self) -> None:
-        """Kill what runs."""
-        for process in self.processes:
-            process.kill()
-            process.wait(timeout=30)
-
-
 @pytest.fixture
 def pipeline(broker: Broker, tmp_path: Path) -> Iterator[Pipeline]:
     pipeline = Pipeline(tmp_path, broker)
     yield pipeline
     pipeline.stop()
-
-
-def wait_until(holds: Callable[..., bool], what: str, timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.1)
 
 
 def test_events_arrive_and_sigterm_ends_it_cleanly(pipeline: Pipeline) -> None:
@@ -271,3 +165,80 @@ def test_a_second_ingest_takes_over_and_the_first_says_so(pipeline: Pipeline) ->
     assert first.wait(timeout=30) == 1
     wait_until(lambda: pipeline.has(*range(number + 1)), "every row once")
     assert second.poll() is None
+
+
+def test_a_dead_letter_comes_back_after_a_fix_and_once(pipeline: Pipeline) -> None:
+    pipeline.send(*range(3), poison=True)
+    once = ("--once", "--set", "ingest.health_port=0")
+    small = pipeline.start(*once, "--set", "ingest.vocab_size=5")  # the completions are 7, 8
+    assert small.wait(timeout=WAIT_S) == 0
+    replay = [*COMMAND, "dead-letters", "replay", "--config", str(pipeline.config)]
+    told = [
+        subprocess.run(
+            [*replay, "--reason", "vocabulary"],
+            check=True,
+            timeout=WAIT_S,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert pipeline.start(*once).wait(timeout=WAIT_S) == 0
+
+    assert [line.split()[0] for line in told] == ["3", "0"]
+    assert pipeline.has(*range(3))
+    assert pipeline.stored("dead_letters", "payload").total() == 6
+
+
+def test_thousands_of_records_are_stored_once_each_by_two_processes_in_turn(
+    pipeline: Pipeline,
+) -> None:
+    pipeline.send(*range(4000))
+    options = ("--set", "ingest.max_batch_rows=500", "--set", "ingest.health_port=0")
+    first = pipeline.start(*options)
+    wait_until(lambda: pipeline.num_rows() > 0, "some rows")
+    first.kill()
+    first.wait(timeout=30)
+
+    assert pipeline.start("--once", *options).wait(timeout=WAIT_S) == 0
+    assert pipeline.has(*range(4000))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system can be mounted only by root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_said_and_nothing_is_lost_when_space_returns(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    with tansu(tmp_path) as broker:
+        more = f'store.root = "{small_disk / "store"}"'
+        pipeline = Pipeline(tmp_path, broker, more=more)
+        pipeline.store = DeltaStore(str(small_disk / "store"))
+        try:
+            process = pipeline.start()
+            pipeline.send(*range(5))
+            wait_until(lambda: pipeline.has(*range(5)), "5 rows")
+            ballast = small_disk / "ballast"
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 4096)
+            pipeline.send(*range(5, 40), poison=True)
+            wait_until(lambda: pipeline.readiness()[0] == 503, "not ready")
+            assert "cannot append to table" in pipeline.readiness()[1]
+            ballast.unlink()
+            wait_until(lambda: pipeline.has(*range(40)), "40 rows, once each")
+
+            poison = {b"poison %d" % n: 1 for n in range(5, 40)}
+            assert pipeline.stored("dead_letters", "payload") == poison
+            assert process.poll() is None
+        finally:
+            pipeline.stop()

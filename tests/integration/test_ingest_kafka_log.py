@@ -1,7 +1,7 @@
 """`KafkaLog` and the topics against real brokers."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.ingest.kafka_log import KafkaLog
-from onlinerl.ingest.log import Fetched, LogRecord
+from onlinerl.ingest.log import Fetched, LogRecord, Partition
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.rollout_store.kafka_topics import ALL_TOPICS, TopicAdmin, ensure_topics
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
@@ -45,6 +45,13 @@ def produce(broker: Broker, *values: bytes, topic: str = INTERACTIONS_TOPIC) -> 
     producer.close(5)
 
 
+def start(log: KafkaLog, positions: Mapping[Partition, int]) -> None:
+    """Read every partition from these positions."""
+    log.open(log.topics())
+    assert log.poll(0).assigned == frozenset(positions)
+    log.seek(positions)
+
+
 def poll(log: KafkaLog, count: int) -> list[LogRecord]:
     """At least so many records, or what came within 20 s."""
     records: list[LogRecord] = []
@@ -57,7 +64,7 @@ def poll(log: KafkaLog, count: int) -> list[LogRecord]:
 def test_records_come_in_order_from_the_assigned_position(broker: Broker) -> None:
     with closing(KafkaLog(config(broker))) as log:
         produce(broker, *(b"%d" % n for n in range(7)))
-        log.assign({**START, FIRST: 3})
+        start(log, {**START, FIRST: 3})
 
         records = poll(log, 4)
         assert [(r.offset, r.value, r.key) for r in records] == [
@@ -70,20 +77,52 @@ def test_the_lag_is_zero_when_a_batch_of_several_was_read(broker: Broker) -> Non
     with closing(KafkaLog(config(broker), max_poll_records=2)) as log:
         produce(broker, *(b"%d" % n for n in range(7)))
         produce(broker, b"f", topic=FEEDBACK_TOPIC)
-        log.assign(START)
+        start(log, START)
         poll(log, 2)
-        assert log.lag() in (None, *range(1, 7))
+        lags = log.lags()
+        assert lags is None or sum(lags.values()) in range(1, 7)
         poll(log, 6)
 
-        assert log.lag() == 0
+        assert log.lags() == {FIRST: 0, (FEEDBACK_TOPIC, 0): 0}
 
 
 def test_a_record_of_three_megabytes_arrives(broker: Broker) -> None:
     with closing(KafkaLog(config(broker))) as log:
         produce(broker, b"x" * 3_000_000)
-        log.assign(START)
+        start(log, START)
 
         assert [len(record.value) for record in poll(log, 1)] == [3_000_000]
+
+
+def test_a_paused_log_brings_nothing_and_then_all_of_it(broker: Broker) -> None:
+    with closing(KafkaLog(config(broker))) as log:
+        start(log, START)
+        log.pause()
+        produce(broker, *(b"%d" % n for n in range(7)))
+
+        assert [log.poll(0.5).records for _ in range(2)] == [[], []]
+        log.resume()
+        assert [record.offset for record in poll(log, 7)] == list(range(7))
+
+
+def test_large_records_come_few_at_a_time(broker: Broker) -> None:
+    with closing(KafkaLog(config(broker))) as log:
+        produce(broker, *(b"x" * 2_000_000 for _ in range(12)))
+        start(log, START)
+        sizes: list[int] = []
+        while sum(sizes) < 12:
+            sizes.append(len(log.poll(1.0).records))
+
+        first = next(at for at, size in enumerate(sizes) if size)
+        assert all(size <= 4 for size in sizes[first + 1 :])
+
+
+def test_records_arrive_with_their_checksums_looked_at(broker: Broker) -> None:
+    with closing(KafkaLog(config(broker), check_crcs="always")) as log:
+        produce(broker, b"x")
+        start(log, START)
+
+        assert [record.value for record in poll(log, 1)] == [b"x"]
 
 
 @needs_kafka
@@ -96,7 +135,7 @@ def test_a_position_that_was_deleted_goes_on_at_the_earliest_and_says_so(tmp_pat
         admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
         admin.delete_records({TopicPartition(*FIRST): 4})
         admin.close()
-        log.assign(START)
+        start(log, START)
 
         fetched = Fetched()
         while not fetched.restarted:
@@ -109,7 +148,7 @@ def test_a_position_that_was_deleted_goes_on_at_the_earliest_and_says_so(tmp_pat
 def test_a_position_beyond_the_end_goes_on_at_the_earliest_and_says_so(tmp_path: Path) -> None:
     with kafka(tmp_path) as broker, closing(KafkaLog(config(broker))) as log:
         produce(broker, b"0", b"1")
-        log.assign({**START, FIRST: 50})
+        start(log, {**START, FIRST: 50})
 
         fetched = Fetched()
         while not fetched.restarted:

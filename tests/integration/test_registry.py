@@ -4,8 +4,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
+from onlinerl.deploy.lineage import RegistryRows
 from onlinerl.deploy.mlflow_registry import MlflowRegistry
 from onlinerl.errors import ServiceUnavailable, WeightsError
 from onlinerl.trainer.checkpoint import verify_checkpoint
@@ -81,3 +84,28 @@ def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
 
     with pytest.raises(ServiceUnavailable, match="did not answer"):
         away.download(1, tmp_path / "copy")
+
+
+def test_the_rows_that_a_version_learned_from_are_read_from_its_run(
+    registry: MlflowRegistry, tmp_path: Path
+) -> None:
+    base = registry.register_base(write_checkpoint(tmp_path / "base", weights()))
+    trained = registry.register_base(write_checkpoint(tmp_path / "trained", weights()))
+    rows = pa.table({"tenant": ["acme"], "interaction_id": ["i1"], "choice_index": [0]})
+    (tmp_path / "lineage").mkdir()
+    pq.write_table(rows, tmp_path / "lineage" / "interactions.parquet")
+    found = registry.version(trained)
+    assert found is not None
+    run_id = found.origin.split()[0]
+    registry._client.log_artifacts(run_id, str(tmp_path / "lineage"), "lineage")
+    lineage = RegistryRows(registry)
+
+    read = lineage.rows(trained)
+    lineage.mark(trained, num_erased=3)
+
+    assert read is not None
+    assert read.to_pylist() == rows.to_pylist()
+    assert lineage.rows(base) is None
+    marked = registry.version(trained)
+    assert marked is not None
+    assert marked.tags["erased_rows"] == "3"

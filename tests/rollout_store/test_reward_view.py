@@ -220,6 +220,199 @@ def test_a_value_that_is_not_a_number_is_no_label(tmp_path: Path) -> None:
     assert rewards(tmp_path, interaction(), feedback(value=float("nan"))) == {}
 
 
+@pytest.mark.parametrize("value", [0.5, 2.0, -1.0, float("inf")])
+def test_a_value_that_is_not_of_the_metrics_type_is_ignored(tmp_path: Path, value: float) -> None:
+    config = spec(MetricConfig(name="accepted", type="bool"))
+    events = [feedback("f1", value=1.0), feedback("f2", value=value, given_at=after(1))]
+
+    assert rewards(tmp_path, interaction(), *events, config=config) == {("i1", 0): 1.0}
+
+
+def test_a_source_may_be_aggregated_and_weighed_in_its_own_way(tmp_path: Path) -> None:
+    metric = MetricConfig(
+        name="accepted", aggregate="last", aggregates={"judge": "mean"}, sources={"user": 3.0}
+    )
+    events = [
+        feedback("f1", value=0.0, given_at=after(1)),
+        feedback("f2", value=1.0, given_at=after(2)),
+        feedback("f3", value=0.0, source="judge", given_at=after(1)),
+        feedback("f4", value=1.0, source="judge", given_at=after(2)),
+    ]
+
+    # last of the user 1, mean of the judge 0.5: (3 * 1 + 1 * 0.5) / 4, not (1 + 0.5) / 2
+    found = rewards(
+        tmp_path, interaction(), *events, config=spec(metric, sources={"user": 1.0, "judge": 1.0})
+    )
+    assert found == {("i1", 0): 0.875}
+
+
+@pytest.mark.parametrize(("value", "reward"), [(1.0, 0.75), (0.0, -0.25)])
+def test_a_threshold_gives_one_minus_it_or_minus_it(
+    tmp_path: Path, value: float, reward: float
+) -> None:
+    config = spec(MetricConfig(name="accepted", type="bool", threshold=0.25))
+
+    assert rewards(tmp_path, interaction(), feedback(value=value), config=config) == {
+        ("i1", 0): reward
+    }
+
+
+def test_a_threshold_is_applied_to_each_value_before_they_are_aggregated(tmp_path: Path) -> None:
+    metric = MetricConfig(name="stars", aggregate="mean", threshold=0.5, passes_at=4.0)
+    stars = [feedback(f"f{n}", metric="stars", value=n) for n in (2.0, 3.0, 5.0)]
+
+    # -0.5, -0.5, 0.5: the mean of 10/3 stars would not have passed either, but counts -0.5
+    assert rewards(tmp_path, interaction(), *stars, config=spec(metric)) == {
+        ("i1", 0): pytest.approx(-0.5 / 3)
+    }
+
+
+def test_feedback_after_the_attribution_window_does_not_count(tmp_path: Path) -> None:
+    config = spec(attribution_window_s=60.0, session_discount=0.5)
+    events: list[Event] = [
+        interaction("i1"),
+        interaction("i2", served_at=after(1)),
+        feedback("f1", interaction_id="i1", given_at=after(1)),
+        feedback("f2", interaction_id="i1", value=0.0, given_at=after(1.1)),
+        feedback("f3", session_id="s1", value=2.0, given_at=after(1.5)),
+    ]
+
+    # f2 is 66 s late; f3 reaches only the second turn, 30 s after it
+    assert rewards(tmp_path, *events, config=config, as_of=after(60)) == {
+        ("i1", 0): 1.0,
+        ("i2", 0): 2.0,
+    }
+
+
+def test_a_reward_is_listed_when_its_window_has_closed_or_a_final_signal_came(
+    tmp_path: Path,
+) -> None:
+    config = spec(ACCEPTED, MetricConfig(name="resolved", final=True), attribution_window_s=600.0)
+    events: list[Event] = [
+        interaction("i1"),
+        interaction("i2", session_id="s2"),
+        feedback("f1", interaction_id="i1"),
+        feedback("f2", interaction_id="i2", given_at=after(1)),
+        feedback("f3", interaction_id="i2", metric="resolved", value=0.5, given_at=after(2)),
+    ]
+
+    found = rewards(tmp_path / "1", *events, config=config, as_of=after(9.9))
+    assert found == {("i2", 0): 1.5}
+    connection = views_of(tmp_path / "2", *events, rewards=config, as_of=after(10))
+    rows = connection.execute("SELECT interaction_id, matured_at FROM rewards ORDER BY 1")
+    assert rows.fetchall() == [("i1", after(10)), ("i2", after(2))]
+
+
+def test_a_declared_default_labels_what_is_mature_and_has_no_feedback(tmp_path: Path) -> None:
+    config = spec(
+        MetricConfig(name="accepted", weight=2.0, default=-0.25),
+        MetricConfig(name="speed"),
+        attribution_window_s=600.0,
+    )
+    events: list[Event] = [
+        interaction("i1"),
+        interaction("i2", served_at=after(1)),
+        interaction("i3", served_at=after(1), session_id="s3"),
+        interaction("i4", served_at=after(5), session_id="s4"),
+        interaction("i5", arm="shadow", session_id="s5"),
+        feedback("f1", interaction_id="i2", metric="speed", value=0.125, given_at=after(2)),
+        feedback("f2", interaction_id="i3", value=1.0, given_at=after(2)),
+    ]
+    connection = views_of(tmp_path, *events, rewards=config, as_of=after(11))
+
+    rows = connection.execute("SELECT interaction_id, reward, num_feedback FROM rewards ORDER BY 1")
+    assert rows.fetchall() == [("i1", -0.5, 0), ("i2", -0.375, 1), ("i3", 2.0, 1)]
+
+
+def test_a_user_above_the_cap_weighs_less_within_a_row_and_so_does_the_row(
+    tmp_path: Path,
+) -> None:
+    config = spec(MetricConfig(name="accepted", aggregate="mean"), user_cap=0.25)
+    own = [interaction(f"i{n}", session_id=f"s{n}") for n in (1, 2, 3)]
+    events: list[Event] = [
+        *own,
+        # eve gives 3 of 5 on this day, so each weighs 0.25 * 5 / 3 = 5/12; bob 1 of 5 weighs 1
+        feedback("f1", interaction_id="i1", user="eve", value=0.0),
+        feedback("f2", interaction_id="i2", user="eve", value=0.0),
+        feedback("f3", interaction_id="i2", user="eve", value=0.0),
+        feedback("f4", interaction_id="i2", user="bob", value=1.0),
+        feedback("f5", interaction_id="i3", value=1.0),
+        # the next day eve is alone: 0.25 * 1 / 1
+        feedback("f6", interaction_id="i3", user="eve", value=1.0, given_at=after(1440)),
+        feedback("f7", interaction_id="i3", user="eve", metric="other", given_at=after(1440)),
+    ]
+    connection = views_of(tmp_path, *events, rewards=config)
+
+    rows = connection.execute("SELECT interaction_id, reward, weight FROM rewards ORDER BY 1")
+    assert rows.fetchall() == [
+        ("i1", 0.0, pytest.approx(5 / 12)),
+        ("i2", pytest.approx(1 / (1 + 2 * 5 / 12)), pytest.approx((1 + 2 * 5 / 12) / 3)),
+        ("i3", 1.0, pytest.approx((1 + 0.25) / 2)),
+    ]
+
+
+def test_without_a_cap_every_row_weighs_the_same(tmp_path: Path) -> None:
+    events = [feedback("f1", user="eve"), feedback("f2", user="eve")]
+    connection = views_of(tmp_path, interaction(), *events, rewards=spec())
+
+    assert connection.execute("SELECT weight FROM rewards").fetchall() == [(1.0,)]
+
+
+EVERYTHING = spec(
+    MetricConfig(name="accepted", type="bool", threshold=0.25, aggregates={"judge": "mean"}),
+    MetricConfig(name="stars", aggregate="sum", scale=0.25, offset=-0.5, sources={"judge": 0.5}),
+    MetricConfig(name="resolved", aggregate="first", final=True, default=0.125),
+    session_discount=0.5,
+    attribution_window_s=300.0,
+    user_cap=0.5,
+    clip=(-2.0, 2.0),
+)
+
+
+@st.composite
+def signals(draw: st.DrawFn) -> list[Event]:
+    """A few turns and feedback of every kind on them, some of it retracted."""
+    turns = [interaction(f"i{n}", session_id=f"s{n % 2}", served_at=after(n)) for n in range(4)]
+    events: list[Event] = list(turns)
+    for number in range(draw(st.integers(0, 8))):
+        target = draw(st.sampled_from([{"interaction_id": "i1"}, {"session_id": "s1"}]))
+        events.append(
+            feedback(
+                f"f{number}",
+                **target,
+                metric=draw(st.sampled_from(["accepted", "stars", "resolved", "other"])),
+                value=draw(st.sampled_from([0.0, 1.0, 0.5, None])),
+                retracts=f"f{draw(st.integers(0, 8))}" if draw(st.booleans()) else "none",
+                source=draw(st.sampled_from(["user", "judge"])),
+                user=draw(st.sampled_from([None, "ann", "bob"])),
+                given_at=after(draw(st.integers(0, 9))),
+            )
+        )
+    return events
+
+
+def views(folder: Path, events: list[Event]) -> list[object]:
+    connection = views_of(folder, *events, rewards=EVERYTHING, as_of=after(6))
+    columns = "interaction_id, choice_index, round(reward, 9), round(weight, 9), num_feedback"
+    return [
+        connection.execute(f"SELECT {columns}, matured_at FROM rewards ORDER BY ALL").fetchall(),
+        connection.execute("FROM feedback_use ORDER BY feedback_id").fetchall(),
+        connection.execute("FROM suspicions ORDER BY ALL").fetchall(),
+    ]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(events=signals(), data=st.data())
+def test_any_order_and_repetition_of_events_gives_the_same_rewards(
+    tmp_path_factory: pytest.TempPathFactory, events: list[Event], data: st.DataObject
+) -> None:
+    repeated = events + data.draw(st.lists(st.sampled_from(events), max_size=4))
+    other = data.draw(st.permutations(repeated))
+
+    first = views(tmp_path_factory.mktemp("tables"), events)
+    assert views(tmp_path_factory.mktemp("tables"), list(other)) == first
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(order=st.permutations(range(6)))
 def test_the_order_of_arrival_does_not_matter(

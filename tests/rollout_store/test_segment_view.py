@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onlinerl.rollout_store.schema import InteractionEvent
+from onlinerl.rollout_store.schema import InteractionEvent, TokenSpan
 from tests.events import after, completion, interaction
 from tests.rollout_store.views_of import views_of
 
@@ -136,6 +136,45 @@ def test_parents_in_a_circle_end(tmp_path: Path) -> None:
 
 def test_an_empty_completion_is_no_segment(tmp_path: Path) -> None:
     assert segments(tmp_path, interaction(choices=[completion([])])) == []
+
+
+def test_masked_tokens_stay_where_they_are_and_are_no_targets(tmp_path: Path) -> None:
+    first = turn(1, choices=[completion([7, 8], mask_spans=[TokenSpan(start=1, end=2)])])
+    second = turn(2, prompt_mask_spans=[TokenSpan(start=0, end=1)])
+    connection = views_of(tmp_path, first, second)
+
+    rows = connection.execute(
+        "SELECT token_ids, loss_mask, masked, logprobs, num_sampled FROM segments"
+    )
+    assert rows.fetchall() == [
+        (
+            [1, 2, 3, 7, 8, 2, 7, 8],
+            [0, 0, 0, 1, 0, 0, 1, 1],
+            [0, 0, 0, 0, 1, 1, 0, 0],
+            [None, None, None, -0.5, None, None, -0.5, -0.5],
+            3,
+        )
+    ]
+    masked = connection.execute("SELECT interaction_id, masked FROM prompts ORDER BY 1")
+    assert masked.fetchall() == [("i1", [0, 0, 0]), ("i2", [0, 0, 0, 0, 1, 1])]
+
+
+def test_a_completion_that_is_masked_whole_is_context(tmp_path: Path) -> None:
+    spans = [TokenSpan(start=0, end=1), TokenSpan(start=1, end=2)]
+    first = turn(1, choices=[completion([7, 8], mask_spans=spans)])
+
+    assert segments(tmp_path / "1", first) == []
+    assert segments(tmp_path / "2", first, turn(2)) == [
+        ("i2:0", [1, 2, 3, 7, 8, 2, 7, 8], [0, 0, 0, 0, 0, 0, 1, 1], 2)
+    ]
+
+
+def test_a_masked_span_that_a_prefix_cuts_hides_only_what_is_left(tmp_path: Path) -> None:
+    first = turn(1, choices=[completion([7, 8], mask_spans=[TokenSpan(start=0, end=2)])])
+    cut = turn(2, prefix_length=4)
+
+    rows = views_of(tmp_path, first, cut).execute("SELECT token_ids, masked FROM segments")
+    assert rows.fetchall() == [([1, 2, 3, 7, 2, 7, 8], [0, 0, 0, 1, 0, 0, 0])]
 
 
 @st.composite

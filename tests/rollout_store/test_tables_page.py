@@ -2,6 +2,7 @@ import re
 from pathlib import Path
 
 from onlinerl.rollout_store import tables_page
+from onlinerl.rollout_store.view_columns import VIEW_COLUMNS
 from onlinerl.rollout_store.views import VIEWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "tables.md"
@@ -22,6 +23,6 @@ def test_every_view_and_no_other_is_on_the_page() -> None:
 def test_every_remark_is_about_a_column_that_exists() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
-    for remarks in tables_page.VIEW_COLUMNS.values():
+    for remarks in VIEW_COLUMNS.values():
         for column, remark in remarks.items():
             assert re.search(rf"\| `{column}` \| `[^|]*` \| {re.escape(remark)} \|", page)

@@ -8,7 +8,7 @@ from onlinerl.errors import EngineFailed
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.chat_template import ChatTemplate, load_model_text
 from onlinerl.serving.config import LimitsConfig, SamplingDefaults
-from onlinerl.serving.renderer import TemplateRenderer
+from onlinerl.serving.template_renderer import TemplateRenderer
 from tests.serving.world import (
     KEY,
     LOG_KEY,
@@ -19,6 +19,7 @@ from tests.serving.world import (
     ask,
     body,
     make_world,
+    rendered,
     speak,
 )
 
@@ -51,7 +52,7 @@ async def test_logged_ids_decode_to_what_was_received(world: World) -> None:
     assert choice.version_spans == [
         VersionSpan(version="assistant/1", start=0, end=len(choice.completion_token_ids))
     ]
-    assert event.prompt_token_ids == world.renderer.render(USER)
+    assert event.prompt_token_ids == rendered(world.renderer, USER)
     assert (event.trainable, event.untrainable_reason) == (True, None)
 
 
@@ -284,9 +285,7 @@ async def test_a_second_turn_extends_the_exact_tokens_of_the_first(world: World)
     assert two.session_id == one.session_id == second.headers["x-onlinerl-session-id"]
     sent = list(world.engine.requests[1].token_ids)
     assert sent == known + two.prompt_token_ids
-    assert sent == world.renderer.render(
-        [{"role": m["role"], "content": m["content"]} for m in messages]
-    )
+    assert sent == rendered(world.renderer, messages)
     assert second.json["usage"]["prompt_tokens"] == len(sent)
 
 
@@ -612,7 +611,7 @@ async def test_only_known_keys_are_served(world: World, key: str | None, status:
 @pytest.mark.parametrize(
     "path",
     ["/pause", "/resume", "/update_weights", "/collective_rpc", "/inference/v1/generate",
-     "/v1/load_lora_adapter", "/health", "/docs", "/openapi.json"],
+     "/v1/load_lora_adapter", "/health", "/docs"],
 )  # fmt: skip
 async def test_nothing_of_the_engine_is_reachable(world: World, path: str) -> None:
     caller = await ask(world, path=path)
@@ -651,7 +650,7 @@ async def test_a_prompt_over_the_context_is_refused(renderer: TemplateRenderer) 
     long = await ask(world, body(max_tokens=40))
 
     assert fits.status == 200
-    num_prompt = len(world.renderer.render(USER))
+    num_prompt = len(rendered(world.renderer, USER))
     assert world.interactions[0].sampling.max_tokens == 48 - num_prompt
     assert (long.status, long.json["error"]["code"]) == (400, "context_length_exceeded")
 

@@ -72,6 +72,23 @@ def test_cut_distributions_are_untrainable(sampling: dict[str, float]) -> None:
     assert reason(completion(), **sampling) is not None
 
 
+@pytest.mark.parametrize("name", ["frequency_penalty", "logit_bias", "presence_penalty"])
+def test_shaped_distributions_are_untrainable(name: str) -> None:
+    assert (reason(completion(), **{name: 1}) or "").startswith(name)
+    assert reason(completion(), a_newer_parameter=1) is None
+
+
+def test_constrained_answers_and_those_of_a_shadow_are_untrainable() -> None:
+    known: dict[str, Any] = {"policy": "assistant", "sampling": Sampling()}
+    masked = untrainable_reason([completion()], constrained=True, **known)
+    unseen = untrainable_reason([completion()], arm="shadow", **known)
+    canary = untrainable_reason([completion()], arm="canary", **known)
+
+    assert "structured output" in (masked or "")
+    assert "shown to nobody" in (unseen or "")
+    assert canary is None
+
+
 def test_an_unknown_finish_reason_is_an_error() -> None:
     assert Sampled(0, finish_reason="repetition").completion().finish_reason == "error"
     assert Sampled(0).completion().finish_reason == "error"

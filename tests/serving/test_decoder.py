@@ -1,3 +1,4 @@
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -6,8 +7,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
-from onlinerl.serving.decoder import StopFinder, TextStream
-from onlinerl.serving.renderer import TemplateRenderer
+from onlinerl.serving.decoder import ByteStream, StopFinder, TextStream
+from onlinerl.serving.template_renderer import TemplateRenderer
+from onlinerl.serving.token_codec import TokenCodec
+from tests.serving.small_tokenizers import small_tokenizer
 
 
 def streamed(renderer: TemplateRenderer, ids: list[int]) -> list[str]:
@@ -90,6 +93,46 @@ def test_pieces_add_up_to_what_decoding_at_once_gives(
     assert "".join(streamed(renderer, ids)) == renderer.decode(ids)
 
 
+@given(ids=st.lists(st.integers(min_value=0, max_value=49151), max_size=40))
+def test_bytes_one_after_the_other_are_what_decoding_at_once_gives(
+    renderer: TemplateRenderer, ids: list[int]
+) -> None:
+    source = renderer._codec.text_source()
+    pieces = [*(source.push(token_id) for token_id in ids), source.flush()]
+
+    assert isinstance(source, ByteStream)
+    assert "".join(pieces) == renderer.decode(ids)
+
+
+@given(data=st.binary(max_size=24))
+def test_any_bytes_decode_as_the_tokenizer_decodes_them(data: bytes) -> None:
+    codec = every_byte()
+    ids = [codec.tokenizer.get_vocab()[character_of(byte)] for byte in data]
+    source = codec.text_source()
+    pieces = [*(source.push(token_id) for token_id in ids), source.flush()]
+
+    assert "".join(pieces) == codec.decode(ids) == data.decode(errors="replace")
+
+
+@cache
+def every_byte() -> TokenCodec:
+    return TokenCodec(small_tokenizer(["<s>"]))
+
+
+def test_tokens_with_characters_of_their_own_stand_for_themselves() -> None:
+    codec = TokenCodec(small_tokenizer(["<▁s▁>"], plain=["<▁x▁>", "é ", "<é>"]))
+    ids = [codec.added[text] for text in ("<▁x▁>", "é ", "<▁s▁>", "<é>")]
+    source = codec.text_source()
+    pieces = [*(source.push(token_id) for token_id in ids), source.flush()]
+
+    assert "".join(pieces) == codec.decode(ids)
+    assert pieces[:3] == ["<▁x▁>", "é ", ""]
+
+
+def test_other_vocabularies_are_decoded_by_their_tokenizer() -> None:
+    assert isinstance(TokenCodec(byte_fallback()).text_source(), TextStream)
+
+
 @given(data=st.binary(max_size=24))
 def test_pieces_add_up_for_any_bytes_one_token_each(
     renderer: TemplateRenderer, data: bytes
@@ -101,12 +144,15 @@ def test_pieces_add_up_for_any_bytes_one_token_each(
 
 def byte_token(renderer: TemplateRenderer, byte: int) -> int:
     """The token of one byte in a byte-level vocabulary (GPT-2's table of printable characters)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
-    character = chr(byte) if byte in printable else chr(256 + others.index(byte))
-    token_id = renderer._tokenizer.token_to_id(character)
+    token_id = renderer._codec.tokenizer.token_to_id(character_of(byte))
     # SmolLM2 leaves out the bytes that UTF-8 never uses.
     return 0 if token_id is None else int(token_id)
+
+
+def character_of(byte: int) -> str:
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return chr(byte) if byte in printable else chr(256 + others.index(byte))
 
 
 def found(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:

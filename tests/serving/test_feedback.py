@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from onlinerl.serving.events import MemorySink, Record
-from onlinerl.serving.renderer import TemplateRenderer
+from onlinerl.serving.template_renderer import TemplateRenderer
 from tests.serving.world import KEY, LOG_KEY, OTHER_KEY, Caller, World, ask, make_world
 
 pytestmark = pytest.mark.asyncio
@@ -74,6 +74,64 @@ async def test_ids_and_retractions_stay_within_a_tenant(world: World) -> None:
     assert three.tenant == two.tenant == "globex"
 
 
+async def test_a_list_is_taken_whole(world: World) -> None:
+    caller = await post(world, [feedback(), feedback(feedback_id="f2"), feedback(feedback_id=None)])
+
+    assert caller.status == 200
+    ids = [item["feedback_id"] for item in caller.json["data"]]
+    assert ids[:2] == ["f1", "f2"]
+    assert [event.feedback_id for event in world.feedback] == [f"acme/{name}" for name in ids]
+
+
+async def test_a_list_that_is_sent_again_is_logged_once(world: World) -> None:
+    bodies = [feedback(), feedback(feedback_id="f2"), feedback()]
+    statuses = [(await post(world, bodies)).status for _ in range(2)]
+    alone = await post(world, feedback())
+
+    assert [*statuses, alone.status] == [200, 200, 200]
+    assert len(world.feedback) == 2
+
+
+@pytest.mark.parametrize(
+    ("bodies", "status", "param"),
+    [
+        ([feedback(), feedback(feedback_id="f2", metric="")], 400, "1.metric"),
+        ([feedback(), feedback(value=False)], 409, "feedback_id"),
+        ([feedback(), 1], 400, "1"),
+        ([], 400, None),
+        ([feedback(feedback_id=f"f{n}") for n in range(101)], 400, None),
+    ],
+    ids=["a bad one", "a clash", "no object", "empty", "too long"],
+)
+async def test_a_list_with_a_fault_is_refused_whole(
+    world: World, bodies: list[Any], status: int, param: str | None
+) -> None:
+    caller = await post(world, bodies)
+
+    assert (caller.status, caller.json["error"]["param"]) == (status, param)
+    assert world.feedback == []
+
+
+async def test_feedback_is_accepted_whatever_it_is_about(world: World) -> None:
+    """The answer may not be visible yet, be an earlier turn, a session, or one of several."""
+    for changes in (
+        {"interaction_id": "not-seen-yet"},
+        {"interaction_id": None, "session_id": "s1"},
+        {"choice_index": 2},
+        {"value": None, "demonstration": "Say this."},
+    ):
+        assert (await post(world, feedback(feedback_id=None, **changes))).status == 200
+
+    assert [event.choice_index for event in world.feedback] == [None, None, 2, None]
+
+
+async def test_the_key_may_come_in_the_header_of_anthropic(world: World) -> None:
+    headers = {"x-api-key": KEY}
+    caller = await ask(world, feedback(), key=None, path="/v1/feedback", headers=headers)
+
+    assert caller.status == 200
+
+
 @pytest.mark.parametrize(
     ("key", "header", "consent"),
     [(KEY, None, "train"), (KEY, "log", "log"), (LOG_KEY, "train", "log")],
@@ -105,6 +163,7 @@ async def test_without_consent_feedback_is_not_logged(world: World) -> None:
         {"metric": ""},
         {"source": "nobody"},
         {"choice_index": -1},
+        {"choice_index": 0, "interaction_id": None, "session_id": "s1"},
         {"feedback_id": "a/b"},
         {"feedback_id": "x" * 65},
         {"given_at": "2026-01-01T00:00:00"},

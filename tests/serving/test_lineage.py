@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from onlinerl.rollout_store.schema import InteractionEvent
-from onlinerl.serving.renderer import TemplateRenderer
+from onlinerl.serving.template_renderer import TemplateRenderer
 from tests.serving.world import World, ask, body, make_world
 
 ANSWER = st.lists(st.integers(min_value=0, max_value=49151), min_size=1, max_size=12)

@@ -24,7 +24,9 @@ def serve(tmp_path: Path, *, tokenizer: str, **config: Any) -> None:
             policy="assistant",
             tokenizer=tokenizer,
             spool_dir=tmp_path / "spool",
-            user_hash_key="pepper",
+            keys_path=tmp_path / "keys.json",
+            responses_path=tmp_path / "responses.sqlite",
+            environment={"ONLINERL_USER_HASH_KEY": "pepper"},
         )
     )
 

@@ -1,29 +1,30 @@
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from onlinerl.errors import EngineFailed, RequestRefused
-from onlinerl.serving.memory_engine import MemoryEngine
-from onlinerl.serving.replicas import ReplicaPool
+from onlinerl.errors import EngineFailed, EngineUnreachable, RequestRefused
+from tests.serving.routes import make_fleet, sampled
 
 pytestmark = pytest.mark.asyncio
 
-
-def make_pool(*versions: str) -> tuple[ReplicaPool, list[MemoryEngine]]:
-    engines = [MemoryEngine(lambda _: [2], url=f"memory://{v}", version=v) for v in versions]
-    return ReplicaPool(engines, policy="assistant", poll_s=0.01), engines
+SLOW = EngineFailed("not answered in time", 504)
+GONE = EngineUnreachable("connection refused")
 
 
-async def look(pool: ReplicaPool) -> None:
-    for replica in pool.replicas:
-        await pool.look(replica)
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 async def test_nothing_serves_before_the_first_look() -> None:
-    pool, _ = make_pool("assistant/1")
+    fleet = await make_fleet("assistant/1")
+    fleet.router.pool.replicas[0].told = None
+    fleet.router.pool.replicas[0].reason = "not looked at yet"
 
     with pytest.raises(RequestRefused, match="not looked at yet") as caught:
-        pool.pick()
+        fleet.route()
     assert caught.value.status == 503
 
 
@@ -31,29 +32,92 @@ async def test_nothing_serves_before_the_first_look() -> None:
     "version", ["default", "assistant/0", "assistant/x", "other/1", "assistant"]
 )
 async def test_an_engine_without_a_version_of_the_policy_gets_nothing(version: str) -> None:
-    pool, _ = make_pool(version)
-    await look(pool)
+    fleet = await make_fleet(version)
 
-    assert version in (pool.fault() or "")
+    assert version in (fleet.router.pool.fault() or "")
     with pytest.raises(RequestRefused):
-        pool.pick()
+        fleet.route()
 
 
-async def test_the_least_busy_is_picked_and_equals_take_turns() -> None:
-    pool, _ = make_pool("assistant/1", "assistant/2", "default")
-    await look(pool)
-    turns = {id(pool.pick()) for _ in range(4)}
-    pool.replicas[0].num_running = 1
+async def test_one_late_health_check_ejects_nobody_and_three_in_a_row_do() -> None:
+    fleet = await make_fleet("assistant/1")
+    (engine,) = fleet.engines
+    engine.failure = SLOW
+    faults = []
+    for _ in range(3):
+        await fleet.look()
+        faults.append(fleet.router.pool.fault())
 
-    assert turns == {id(pool.replicas[0]), id(pool.replicas[1])}
-    assert all(pool.pick() is pool.replicas[1] for _ in range(4))
-    assert pool.versions() == ["assistant/1", "assistant/2"]
+    assert faults[:2] == [None, None]
+    assert "in time" in (faults[2] or "")
+    assert fleet.count("replica_ejections_total", engine=engine.url) == 1
+    assert fleet.count("replica_failures_total", engine=engine.url, kind="look") == 3
 
 
-async def test_an_engine_leaves_and_returns_as_it_is_seen() -> None:
-    pool, (engine,) = make_pool("assistant/1")
-    await pool_started(pool)
-    engine.failure = EngineFailed("down", 503)
+async def test_a_replica_that_serves_is_not_ejected_by_late_health_checks() -> None:
+    fleet = await make_fleet("assistant/1")
+    (engine,) = fleet.engines
+    for _ in range(5):
+        engine.failure = SLOW
+        await fleet.look()
+        await fleet.look()
+        engine.failure = None
+        await sampled(fleet.route())
+
+    assert fleet.router.pool.fault() is None
+
+
+@pytest.mark.parametrize("failure", [GONE, EngineFailed("the engine is dead", 503)])
+async def test_a_refused_connection_or_an_unhealthy_answer_ejects_at_once(
+    failure: EngineFailed,
+) -> None:
+    fleet = await make_fleet("assistant/1", "assistant/1")
+    fleet.engines[0].failure = failure
+    await fleet.look()
+
+    assert {fleet.picks(f"s{n}") for n in range(20)} == {"memory://1"}
+
+
+async def test_an_ejected_replica_returns_after_two_good_looks() -> None:
+    fleet = await make_fleet("assistant/1", "assistant/1")
+    fleet.engines[0].failure = GONE
+    await fleet.look()
+    fleet.engines[0].failure = None
+    await fleet.look()
+    after_one = len(fleet.router.pool.serving())
+    await fleet.look()
+
+    assert after_one == 1
+    assert len(fleet.router.pool.serving()) == 2
+
+
+async def test_the_only_replica_returns_after_one_good_look() -> None:
+    fleet = await make_fleet("assistant/1")
+    fleet.engines[0].failure = GONE
+    await fleet.look()
+    fleet.engines[0].failure = None
+    await fleet.look()
+
+    assert fleet.router.pool.fault() is None
+
+
+async def test_a_version_is_taken_at_once_and_an_alien_one_leaves_at_once() -> None:
+    fleet = await make_fleet("assistant/1", "assistant/1")
+    fleet.engines[0].version = "assistant/2"
+    fleet.engines[1].version = "default"
+    await fleet.look()
+
+    assert fleet.router.pool.versions() == ["assistant/2"]
+    fleet.engines[1].version = "assistant/2"
+    await fleet.look()
+    assert len(fleet.router.pool.serving()) == 2
+
+
+async def test_an_engine_leaves_and_returns_while_it_is_watched() -> None:
+    fleet = await make_fleet("assistant/1")
+    pool, (engine,) = fleet.router.pool, fleet.engines
+    pool.start()
+    engine.failure = GONE
     await until(lambda: pool.fault() is not None)
     fault = pool.fault()
     engine.failure = None
@@ -61,32 +125,41 @@ async def test_an_engine_leaves_and_returns_as_it_is_seen() -> None:
     await until(lambda: pool.fault() is None)
     await pool.close()
 
-    assert "down" in (fault or "")
-    assert pool.pick().version == "assistant/2"
+    assert "connection refused" in (fault or "")
+    assert fleet.route().version == "assistant/2"
 
 
 async def test_a_bug_in_a_look_does_not_end_the_watch() -> None:
-    pool, (engine,) = make_pool("assistant/1")
+    fleet = await make_fleet("assistant/1")
+    pool, (engine,) = fleet.router.pool, fleet.engines
     good = engine.weight_version
+    seen: list[int] = []
 
     async def bad() -> str:
+        seen.append(1)
         raise RuntimeError("a bug")
 
     engine.weight_version = bad  # type: ignore[method-assign]
-    await pool_started(pool)
-    await asyncio.sleep(0.03)
+    pool.start()
+    await until(lambda: len(seen) > 1)
     engine.weight_version = good  # type: ignore[method-assign]
-    await until(lambda: pool.fault() is None)
+    engine.version = "assistant/2"
+    await until(lambda: pool.versions() == ["assistant/2"])
     await pool.close()
 
 
-async def pool_started(pool: ReplicaPool) -> None:
-    pool.start()
-    await asyncio.sleep(0)
+async def test_readiness_and_metrics_tell_of_every_replica() -> None:
+    fleet = await make_fleet("assistant/1", "default")
+    one, two = fleet.router.pool.report()
 
-
-async def until(condition: "object") -> None:
-    assert callable(condition)
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
+    assert one == {
+        "engine": "memory://0",
+        "ready": True,
+        "version": "assistant/1",
+        "running": 0,
+        "reason": None,
+    }
+    assert (two["ready"], two["version"]) == (False, None)
+    assert "'default'" in str(two["reason"])
+    assert fleet.count("replica_ready", engine="memory://0") == 1
+    assert fleet.count("replica_ready", engine="memory://1") == 0

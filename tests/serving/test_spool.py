@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from onlinerl.errors import LeaseHeld, SpoolFull
+from onlinerl.serving import appender as appender_module
 from onlinerl.serving import spool as spool_module
+from onlinerl.serving import spool_writer as spool_writer_module
 from onlinerl.serving.config import SpoolConfig
 from onlinerl.serving.events import Record
 from onlinerl.serving.metrics import GatewayMetrics
@@ -58,7 +60,7 @@ def read(spool: Spool, *, max_records: int = 1000, timeout_s: float = 0) -> list
 def ack_all(spool: Spool) -> list[str]:
     batch = spool.read(max_records=1000, max_bytes=10**9, timeout_s=0)
     if batch:
-        spool.ack(batch[-1].end, topic_ids=IDS)
+        spool.ack(batch, topic_ids=IDS)
     return [stored.record.key for stored in batch]
 
 
@@ -93,7 +95,7 @@ def test_segments_are_walked_in_order(spool: Spool, tmp_path: Path) -> None:
 def test_what_was_not_acknowledged_is_read_again(spool: Spool) -> None:
     put(spool, 1, 2, 3)
     first = spool.read(max_records=1, max_bytes=10**9, timeout_s=5)
-    spool.ack(first[-1].end, topic_ids=IDS)
+    spool.ack(first, topic_ids=IDS)
     read(spool)
     spool.reread()
 
@@ -140,14 +142,14 @@ def test_rewinding_misses_nothing_that_is_being_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, disk = threading.Event(), threading.Event()
-    write_all = spool_module._write_all
+    write_all = appender_module.write_all
 
     def slow(*args: Any) -> None:
         began.set()
         assert disk.wait(10)
         write_all(*args)
 
-    monkeypatch.setattr(spool_module, "_write_all", slow)
+    monkeypatch.setattr(appender_module, "write_all", slow)
     spool = open_spool(tmp_path)
     spool.put(record(1))
     assert began.wait(5)
@@ -217,7 +219,7 @@ def test_unshipped_segments_are_never_dropped(tmp_path: Path) -> None:
     spool = open_spool(tmp_path, segment_bytes=4096, retain_bytes=0, retain_s=0)
     put(spool, *range(10), size=1000)
     first = spool.read(max_records=1, max_bytes=10**9, timeout_s=5)
-    spool.ack(first[-1].end, topic_ids=IDS)
+    spool.ack(first, topic_ids=IDS)
     spool.reread()
 
     assert read(spool) == [f"k{n}" for n in range(1, 10)]
@@ -257,13 +259,13 @@ def test_an_event_over_its_bound_is_refused(tmp_path: Path) -> None:
 
 def test_a_slow_disk_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = threading.Event()
-    write_all = spool_module._write_all
+    write_all = appender_module.write_all
 
     def slow(*args: Any) -> None:
         assert disk.wait(10)
         write_all(*args)
 
-    monkeypatch.setattr(spool_module, "_write_all", slow)
+    monkeypatch.setattr(appender_module, "write_all", slow)
     spool = open_spool(tmp_path, queue_events=5)
     for number in range(5):
         spool.put(record(number))
@@ -279,7 +281,7 @@ def test_a_failed_write_is_tried_again_and_nothing_is_lost_or_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = [OSError(28, "no space left")]
-    write_all = spool_module._write_all
+    write_all = appender_module.write_all
 
     def failing(file: Any, data: bytes) -> None:
         if faults:
@@ -287,8 +289,8 @@ def test_a_failed_write_is_tried_again_and_nothing_is_lost_or_torn(
             raise faults.pop()
         write_all(file, data)
 
-    monkeypatch.setattr(spool_module, "_write_all", failing)
-    monkeypatch.setattr(spool_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(appender_module, "write_all", failing)
+    monkeypatch.setattr(spool_writer_module, "_RETRY_S", 0.01)
     spool = open_spool(tmp_path)
     put(spool, 1, 2)
 
@@ -304,7 +306,7 @@ def test_failed_writes_leak_no_files_while_they_can_be_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_be_cut: bool
 ) -> None:
     faults = [OSError(28, "no space left")] * 3
-    write_all = spool_module._write_all
+    write_all = appender_module.write_all
 
     def fail(*_: Any) -> int:
         raise OSError(5, "input/output error")
@@ -319,8 +321,8 @@ def test_failed_writes_leak_no_files_while_they_can_be_cut_off(
 
     spool = open_spool(tmp_path)
     put(spool, 1)
-    monkeypatch.setattr(spool_module, "_write_all", failing)
-    monkeypatch.setattr(spool_module, "_RETRY_S", 0.01)
+    monkeypatch.setattr(appender_module, "write_all", failing)
+    monkeypatch.setattr(spool_writer_module, "_RETRY_S", 0.01)
     put(spool, 2, 3)
     files = segment_numbers(tmp_path)
 
@@ -443,7 +445,7 @@ def test_events_in_memory_are_bounded_in_bytes_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = threading.Event()
-    monkeypatch.setattr(spool_module, "_write_all", lambda *_: disk.wait(10) and None)
+    monkeypatch.setattr(appender_module, "write_all", lambda *_: disk.wait(10) and None)
     spool = open_spool(tmp_path, queue_bytes=2048)
     spool.put(record(1, size=1000))
     with pytest.raises(SpoolFull, match="queue_bytes"):

@@ -46,3 +46,21 @@ def test_line_separators_inside_json_split_nothing(
     found = [json.loads(data) for piece in pieces for data in framer.feed(piece)]
 
     assert found == texts
+
+
+def test_mixed_line_ends_in_any_pieces_end_an_event() -> None:
+    wire = b"data: a\n\r\ndata: b\r\n\ndata: c\r\n\r\n"
+    for size in range(1, len(wire) + 1):
+        framer = EventFramer()
+        pieces = [wire[at : at + size] for at in range(0, len(wire), size)]
+
+        assert [data for piece in pieces for data in framer.feed(piece)] == [b"a", b"b", b"c"]
+
+
+def test_an_event_that_comes_in_many_pieces_is_whole() -> None:
+    text = b"x" * 300_000
+    framer = EventFramer()
+    wire = event(text)
+    found = [data for at in range(0, len(wire), 1000) for data in framer.feed(wire[at : at + 1000])]
+
+    assert found == [text]

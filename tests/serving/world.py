@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,11 @@ from onlinerl.serving.feedback import FeedbackDesk
 from onlinerl.serving.gateway import Gateway
 from onlinerl.serving.memory_engine import MemoryEngine
 from onlinerl.serving.metrics import GatewayMetrics
-from onlinerl.serving.renderer import Renderer, TemplateRenderer
+from onlinerl.serving.renderer import Renderer
+from onlinerl.serving.request import Conversation, Message
+from onlinerl.serving.responses_store import ResponseStore
+from onlinerl.serving.routing import make_router
+from onlinerl.serving.wire import Wire
 
 KEY = "key-of-acme"
 OTHER_KEY = "key-of-globex"
@@ -81,12 +85,14 @@ class World:
 
 
 def make_world(
-    renderer: TemplateRenderer,
+    renderer: Renderer,
     *answers: Sequence[int],
     num_engines: int = 1,
     limits: LimitsConfig | None = None,
     sink: MemorySink | None = None,
     store_timeout_s: float = 1.0,
+    wires: Mapping[str, Wire] | None = None,
+    responses: ResponseStore | None = None,
     **config: Any,
 ) -> World:
     """A world whose engines say `answers`; by default a short sentence and the end token."""
@@ -108,7 +114,7 @@ def make_world(
     gateway = Gateway(
         settings,
         policy="assistant",
-        engines=engines,
+        router=make_router(engines, policy="assistant", config=settings, registry=metrics.registry),
         renderer=renderer,
         sink=sink,
         metrics=metrics,
@@ -121,14 +127,22 @@ def make_world(
         max_recent=100,
         store_timeout_s=store_timeout_s,
     )
-    app = create_app(gateway, keyring=Keyring(KEYS), feedback=desk)
+    app = create_app(
+        gateway, keyring=Keyring(KEYS), feedback=desk, wires=wires, responses=responses
+    )
     return World(app, gateway, engines, sink, renderer, said)
 
 
-def speak(renderer: TemplateRenderer, text: str, *, end: bool = True) -> list[int]:
+def speak(renderer: Renderer, text: str, *, end: bool = True) -> list[int]:
     """Token ids of an answer."""
     ids: list[int] = renderer.tokenize(text)
     return [*ids, min(renderer.end_ids)] if end else ids
+
+
+def rendered(renderer: Renderer, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """The prompt for an answer to plain messages."""
+    said = [Message(role=m["role"], content=m["content"]) for m in messages]  # type: ignore[arg-type]
+    return renderer.render(Conversation(messages=tuple(said)))
 
 
 def body(**changes: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from onlinerl.keys import key_hash
 
 def write_configuration(folder: Path, *, model: Path, key: str) -> Path:
     """A file `onlinerl.toml` in `folder`, its data beside it."""
-    broker, registry, engine, gateway, ingest, schedule, deploy = free_ports(7)
+    broker, registry, engine, gateway, ingest, schedule, deploy, maintain = free_ports(8)
     path = folder / "onlinerl.toml"
     path.write_text(
         f"""
@@ -18,6 +18,7 @@ broker = {{ bootstrap = "127.0.0.1:{broker}" }}
 registry = {{ tracking_uri = "http://127.0.0.1:{registry}" }}
 engine = {{ port = {engine}, max_model_len = 512, max_num_seqs = 8 }}
 ingest = {{ health_port = {ingest}, max_batch_age_s = 0.5 }}
+maintenance = {{ health_port = {maintain} }}
 schedule = {{ health_port = {schedule}, interval_s = 3600, check_every_s = 1 }}
 
 [rewards]

@@ -33,6 +33,21 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert load(path).policy.base_model == str(tmp_path / "models" / "base")
 
 
+def test_a_draft_model_starts_at_the_file_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small").mkdir()
+    speculative = '[engine.speculative]\nmethod = "draft_model"\ndraft_model = "%s"\n'
+    local = write(tmp_path, MINIMAL + speculative % "small")
+    monkeypatch.chdir("/")
+    found = load(local).engine.speculative.draft_model
+    from_hub = load(write(tmp_path, MINIMAL + speculative % "someone/small"))
+
+    assert found == str(tmp_path / "small")
+    assert from_hub.engine.speculative.draft_model == "someone/small"
+    assert load(write(tmp_path)).engine.speculative.draft_model == ""
+
+
 def test_a_hub_id_stays_as_it_is(tmp_path: Path) -> None:
     path = write(tmp_path, '[policy]\nbase_model = "someone/a-model"\n')
 

@@ -7,6 +7,7 @@ import pytest
 
 from onlinerl.cli import main
 from onlinerl.keys import key_hash
+from onlinerl.serving.engine_config import ENGINE_SECRET
 from tests.stack.configuration import write_configuration
 
 
@@ -35,7 +36,7 @@ def test_a_right_configuration_has_no_wrong_line(
     [
         ("policy.base_model=/no/such/folder", "/no/such/folder is not a folder"),
         ("policy.base_model=model/typo", "model/typo is not a folder"),
-        ("gateway.api_keys=[]", "there is no default key; make one with `onlinerl keys new"),
+        ("gateway.api_keys=[]", "there is no default key; make one with `onlinerl keys add"),
         ("gateway.max_model_len=4096", "is more than engine.max_model_len"),
     ],
 )
@@ -53,6 +54,24 @@ def test_what_is_wrong_is_named_with_a_remedy(
     assert main(["up", "--config", str(path), "--set", override]) == 1
     assert words in capsys.readouterr().err
     assert not (tmp_path / "data" / "logs").exists()
+
+
+@pytest.mark.parametrize(("secret", "status"), [("", 1), ("short", 1), ("x" * 16, 0)])
+def test_an_engine_that_others_reach_needs_a_secret(
+    tmp_path: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    secret: str,
+    status: int,
+) -> None:
+    monkeypatch.setenv(ENGINE_SECRET, secret)
+    path = write_configuration(tmp_path, model=model, key="k")
+
+    assert main(["doctor", "--config", str(path), "--set", "engine.host=10.0.0.5"]) == status
+    output = capsys.readouterr().out
+    assert ("set ONLINERL_ENGINE_SECRET to 16 characters" in output) == bool(status)
+    assert ("behind a guard" in output) != bool(status)
 
 
 def test_up_refuses_a_port_that_is_taken(

@@ -125,6 +125,12 @@ def test_a_session_of_many_rows_moves_the_baseline_once() -> None:
     assert after["acme"] == pytest.approx(0.1)
 
 
+def test_a_row_of_a_capped_user_weighs_less() -> None:
+    rows = [row(0, session_id="s"), row(1, session_id="s", weight=0.25)]
+
+    assert session_weights(rows) == {("i0000", 0): 0.5, ("i0001", 0): 0.125}
+
+
 def test_whitening_uses_the_weights() -> None:
     # Weighted mean (3*0 + 1*4)/4 = 1, variance (3*1 + 1*9)/4 = 3.
     values = {("a", 0): 0.0, ("b", 0): 4.0}

@@ -35,6 +35,15 @@ class MemorySource:
     rows: list[WindowRow]
     served: list[int] = field(default_factory=lambda: [1])
     queries: list[WindowQuery] = field(default_factory=list)
+    held: dict[str, TableVersions] = field(default_factory=dict)
+    erased: str | None = None
+
+    def hold(self, cycle_id: str, *, at: TableVersions) -> str | None:
+        self.held[cycle_id] = at
+        return self.erased
+
+    def release(self, cycle_id: str) -> None:
+        self.held.pop(cycle_id, None)
 
     def versions(self) -> dict[str, int]:
         return {"interactions": len(self.rows)}
@@ -202,6 +211,46 @@ def test_a_version_that_was_judged_meanwhile_is_not_offered_again(world: World) 
 
     assert world.run().version == 2
     assert "candidate" not in world.registry.aliases
+
+
+def test_the_rows_of_a_window_are_held_while_the_cycle_runs(world: World) -> None:
+    seen: list[dict[str, int]] = []
+
+    def look(here: str) -> None:
+        if here == "outcome_written":
+            seen.extend(dict(at) for at in world.source.held.values())
+
+    cycle = world.run(fault=look)
+
+    assert seen == [cycle.plan.table_versions]
+    assert world.source.held == {}
+
+
+def test_a_cycle_that_died_is_held_until_its_repeat_is_done(world: World) -> None:
+    with pytest.raises(Killed):
+        world.run(fault=killed_at("first_step"))
+    cycle = world.ledger.unfinished("assistant")
+    assert cycle is not None
+    assert list(world.source.held) == [cycle.cycle_id]
+
+    world.run()
+
+    assert world.source.held == {}
+
+
+def test_a_window_with_erased_rows_is_given_up_and_chosen_anew(world: World) -> None:
+    with pytest.raises(Killed):
+        world.run(fault=killed_at("first_step"))
+    world.source.erased = "rows in it were erased by e1"
+
+    with pytest.raises(TrainingError, match="cannot be read any more: rows in it were erased"):
+        world.run()
+    world.source.erased = None
+    again = world.run()
+
+    assert again.number == 2
+    assert world.ledger.cycle(1).status == "failed"
+    assert world.source.held == {}
 
 
 def test_the_next_cycle_learns_only_from_new_rows(world: World) -> None:

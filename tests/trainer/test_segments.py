@@ -56,6 +56,32 @@ def test_turns_of_one_conversation_keep_their_own_reward_and_number() -> None:
     assert inputs.temperatures[inputs.mask].tolist() == pytest.approx([0.7, 0.7, 1.0])
 
 
+def test_a_masked_token_is_context_and_needs_no_logprob() -> None:
+    rows = [row(0, reward=1.0)]
+    masked = conversation(
+        logprobs=[None, None, -0.1, None, None, -0.3, None, -0.4],
+        loss_mask=[0, 0, 1, 0, 0, 1, 0, 1],
+    )
+    (found,) = build_data([masked], rows=rows, advantages=advantages_of(rows))
+    inputs = found.loss_fn_inputs
+
+    assert found.model_input.tolist() == [1, 2, 3]
+    assert inputs.target_tokens[inputs.mask].tolist() == [3]
+    assert inputs.logprobs[inputs.mask].tolist() == pytest.approx([-0.1])
+    assert np.isfinite(inputs.logprobs).all()
+
+
+def test_a_token_that_is_not_masked_needs_its_logprob() -> None:
+    rows = [row(0)]
+    broken = conversation(
+        logprobs=[None, None, -0.1, None, None, -0.3, None, -0.4],
+        loss_mask=[0, 0, 1, 1, 0, 1, 0, 1],
+    )
+
+    with pytest.raises(TrainingError, match="has no behaviour logprob"):
+        build_data([broken], rows=rows, advantages=advantages_of(rows))
+
+
 def test_a_segment_without_a_row_of_the_window_is_left_out() -> None:
     rows = [row(0)]
     others = [segment(row(5)), segment(rows[0])]

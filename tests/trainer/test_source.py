@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from onlinerl.rollout_store.holdout import is_heldout
+from onlinerl.rollout_store.pins import held_versions
+from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.schema import Sampling, VersionSpan
+from onlinerl.rollout_store.snapshots import create_snapshot, mark_snapshot, snapshots
 from onlinerl.trainer.source import DeltaSource
 from onlinerl.trainer.window import Candidate, WindowQuery
 from tests.trainer.builders import (
@@ -168,6 +171,38 @@ def test_rows_of_an_earlier_cycle_are_already_trained(tmp_path: Path) -> None:
     assert sorted(map(_outcome, found)) == ["already_trained", "i0001"]
 
 
+def test_feedback_after_a_row_was_trained_does_not_train_it_again(tmp_path: Path) -> None:
+    served = interaction(0)
+    folder = tmp_path / "store"
+    make_store(folder, interactions=[served], feedback_rows=[feedback(served, value=1.0)])
+    later = feedback(served, value=0.0, feedback_id="late", given_at=START + timedelta(days=1))
+    source = DeltaSource(make_store(folder, feedback_rows=[later]), rewards=REWARDS)
+
+    found = source.candidates(query(), trained=[("i0000", 0)], at=source.versions())
+    assert [_outcome(candidate) for candidate in found] == ["already_trained"]
+
+
+def test_a_row_that_is_masked_whole_is_untrainable(tmp_path: Path) -> None:
+    changes = {"mask_spans": [{"start": 0, "end": 2}]}
+
+    assert only_exclusion(tmp_path, changes=changes) == "untrainable"
+
+
+def test_masked_tokens_are_known_to_the_segment_and_the_row(tmp_path: Path) -> None:
+    served = interaction(0, mask_spans=[{"start": 0, "end": 1}])
+    store = make_store(
+        tmp_path / "store", interactions=[served], feedback_rows=[feedback(served, value=1.0)]
+    )
+    source = DeltaSource(store, rewards=REWARDS)
+
+    (candidate,) = source.candidates(query(), trained=[], at=source.versions())
+    (segment,) = source.segments([("i0000", 0)], at=source.versions())
+    assert candidate.row is not None
+    assert candidate.row.num_sampled == 1
+    assert segment.loss_mask == [0, 0, 0, 0, 1]
+    assert segment.logprobs == [None, None, None, None, -1.5]
+
+
 def test_a_window_can_be_read_again_at_its_table_versions(tmp_path: Path) -> None:
     served = interaction(0)
     store = make_store(tmp_path / "store", interactions=[served])
@@ -218,3 +253,56 @@ def test_versions_that_served_are_read_in_order_and_refusals_are_not(tmp_path: P
 
 def _outcome(candidate: Candidate) -> str:
     return candidate.exclusion or (candidate.row.interaction_id if candidate.row else "")
+
+
+def test_what_a_cycle_holds_is_held_in_the_tables_and_released(tmp_path: Path) -> None:
+    now = START
+    store = make_store(tmp_path / "store", interactions=[interaction()])
+    source = DeltaSource(store, rewards=REWARDS, hold_s=3600.0, now=lambda: now)
+    at = source.versions()
+
+    assert source.hold("c1", at=at) is None
+    assert held_versions(store, at=START)["interactions"] == {at["interactions"]}
+    assert held_versions(store, at=START + timedelta(hours=1)) == {}
+    source.release("c1")
+    assert held_versions(store, at=START) == {}
+
+
+def test_a_hold_on_erased_rows_says_why(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", interactions=[interaction()])
+    source = DeltaSource(store, rewards=REWARDS, now=lambda: START)
+    source.hold("c1", at=source.versions())
+    (held,) = snapshots(store)
+    mark_snapshot(store, held, actor="me", reason="rows in it were erased by e1", at=START)
+
+    assert source.hold("c1", at=source.versions()) == "rows in it were erased by e1"
+
+
+def test_a_release_that_fails_does_not_fail_the_cycle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(tmp_path / "store", interactions=[interaction()])
+    source = DeltaSource(store, rewards=REWARDS, now=lambda: START)
+    source.hold("c1", at=source.versions())
+    (tmp_path / "store" / "snapshots" / "_delta_log").rename(tmp_path / "gone")
+    (tmp_path / "store" / "snapshots" / "_delta_log").mkdir()
+    (tmp_path / "store" / "snapshots" / "_delta_log" / f"{0:020d}.json").write_text("{")
+
+    source.release("c1")
+
+    assert "could not release" in caplog.text
+
+
+def test_a_window_can_be_chosen_from_a_snapshot(tmp_path: Path) -> None:
+    served = interaction(0)
+    store = make_store(
+        tmp_path / "store", interactions=[served], feedback_rows=[feedback(served, value=1.0)]
+    )
+    held = create_snapshot(store, "june", actor="me", reason="", at=START)
+    later = interaction(1)
+    store.append("interactions", to_table([later]))
+    store.append("feedback", to_table([feedback(later, value=1.0)]))
+    source = DeltaSource(store, rewards=REWARDS, pinned=held.versions)
+
+    assert source.versions() == held.versions
+    assert len(source.candidates(query(), trained=[], at=source.versions())) == 1

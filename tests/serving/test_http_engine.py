@@ -1,18 +1,20 @@
 import asyncio
+import contextlib
 import json
-import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineFailed, EngineUnreachable
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.config import TimeoutsConfig
-from onlinerl.serving.engine_client import Chunk, Generate, HttpEngine, parse_chunk
-from onlinerl.serving.replicas import ReplicaPool
+from onlinerl.serving.engine_client import Chunk, Generate, TopLogprob
+from onlinerl.serving.http_engine import HttpEngine, engine_session
+from tests.brokers import free_port
 
 pytestmark = pytest.mark.asyncio
 
@@ -25,13 +27,17 @@ class FakeVllm:
     def __init__(self) -> None:
         self.generate: Handler = self.answer
         self.healthy = True
+        self.slow_s = 0.0
         self.weight_info = b'{"weight_version": "assistant/3"}'
+        self.models = [{"id": "m"}, {"id": "m@12"}, {"id": "m@13"}]
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[Mapping[str, str]] = []
         self.aborted: list[str] = []
         self.num_closed = 0
 
     async def on_generate(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
+        self.headers.append(request.headers)
         return await self.generate(request)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -42,14 +48,19 @@ class FakeVllm:
         return web.Response()
 
     async def on_health(self, _: web.Request) -> web.Response:
+        await asyncio.sleep(self.slow_s)
         return web.Response(status=200 if self.healthy else 503)
 
-    async def on_weight_info(self, _: web.Request) -> web.Response:
+    async def on_weight_info(self, request: web.Request) -> web.Response:
+        self.headers.append(request.headers)
         return web.Response(body=self.weight_info)
+
+    async def on_models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": self.models})
 
 
 def piece(ids: list[int], *, finish: str | None = None) -> bytes:
-    content = [{"token_id": n, "logprob": -n / 10, "rank": 1, "top_logprobs": []} for n in ids]
+    content = [{"token_id": n, "logprob": -n / 10, "rank": 9, "top_logprobs": _top(n)} for n in ids]
     spans = [{"version": "assistant/3", "start": 0, "end": 3}] if finish else None
     choice = {
         "index": 0,
@@ -59,6 +70,15 @@ def piece(ids: list[int], *, finish: str | None = None) -> bytes:
         "weight_versions": spans,
     }
     return b"data: " + json.dumps({"request_id": "r", "choices": [choice]}).encode() + b"\n\n"
+
+
+def _top(sampled: int) -> list[dict[str, float]]:
+    """As vLLM: the sampled token first, then the others by rank."""
+    return [
+        {"token_id": sampled, "logprob": -sampled / 10, "rank": 9},
+        {"token_id": 40, "logprob": -0.1, "rank": 1},
+        {"token_id": 41, "logprob": -0.2, "rank": 2},
+    ]
 
 
 async def stream(request: web.Request, *pieces: bytes, done: bool = True) -> web.StreamResponse:
@@ -81,13 +101,14 @@ async def engine(vllm: FakeVllm) -> AsyncIterator[HttpEngine]:
     app.router.add_post("/inference/v1/abort_requests", vllm.on_abort)
     app.router.add_get("/health", vllm.on_health)
     app.router.add_get("/weight_info", vllm.on_weight_info)
+    app.router.add_get("/v1/models", vllm.on_models)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
     timeouts = TimeoutsConfig(connect_s=1, idle_s=0.3)
-    async with aiohttp.ClientSession() as http:
+    async with engine_session(secret="the shared secret") as http:
         yield HttpEngine(f"http://127.0.0.1:{port}/", model="m", http=http, timeouts=timeouts)
     await runner.cleanup()
 
@@ -96,8 +117,8 @@ def request() -> Generate:
     return Generate(request_id="r1", token_ids=[1, 2], sampling={"n": 3}, cache_salt="a:b")
 
 
-async def chunks(engine: HttpEngine) -> list[Chunk]:
-    return [chunk async for chunk in engine.generate(request())]
+async def chunks(engine: HttpEngine, asked: Generate | None = None) -> list[Chunk]:
+    return [chunk async for chunk in engine.generate(asked or request())]
 
 
 async def test_chunks_hold_ids_logprobs_and_spans(engine: HttpEngine) -> None:
@@ -117,6 +138,51 @@ async def test_a_request_always_streams_one_completion_with_logprobs(
     assert sent["sampling_params"] == {"n": 1, "logprobs": 0}
     assert (sent["request_id"], sent["cache_salt"], sent["stream"]) == ("r1", "a:b", True)
     assert (sent["model"], sent["token_ids"]) == ("m", [1, 2])
+    assert sent["stream_options"] == {"include_usage": True}
+
+
+async def test_alternatives_are_asked_for_beside_the_sampled_token(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    """vLLM counts the sampled token among them, and cuts the last one off where it is none."""
+    (first, *_) = await chunks(engine, replace(request(), top_logprobs=2))
+
+    assert vllm.bodies[0]["sampling_params"]["logprobs"] == 3
+    assert (
+        first.top_logprobs
+        == [[TopLogprob(token_id=40, logprob=-0.1), TopLogprob(token_id=41, logprob=-0.2)]] * 2
+    )
+
+
+async def test_an_adapter_is_asked_as_a_model(engine: HttpEngine, vllm: FakeVllm) -> None:
+    await chunks(engine, replace(request(), adapter="m@12"))
+
+    assert vllm.bodies[0]["model"] == "m@12"
+    assert await engine.adapters() == {"m@12", "m@13"}
+
+
+async def test_the_secret_and_the_headers_of_a_trace_are_sent(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    await chunks(engine, replace(request(), headers={"traceparent": "00-1-2-01"}))
+    await engine.weight_version()
+
+    assert [sent["authorization"] for sent in vllm.headers] == ["Bearer the shared secret"] * 2
+    assert vllm.headers[0]["traceparent"] == "00-1-2-01"
+
+
+async def test_the_last_chunk_tells_what_the_prefix_cache_held(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}
+    tail = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+    vllm.generate = lambda incoming: stream(
+        incoming, piece([5, 6]), piece([2], finish="stop"), tail
+    )
+    first, last = await chunks(engine)
+
+    assert (first.num_cached_tokens, first.finish_reason) == (None, None)
+    assert (last.num_cached_tokens, last.finish_reason) == (7, "stop")
 
 
 async def test_a_refusal_keeps_status_and_message(engine: HttpEngine, vllm: FakeVllm) -> None:
@@ -188,15 +254,85 @@ async def test_a_connection_closed_in_the_answer_is_not_tried_again(
     assert len(vllm.bodies) == 1
 
 
-async def test_an_engine_that_is_not_there_is_503(engine: HttpEngine) -> None:
-    async with aiohttp.ClientSession() as http:
+async def test_a_connection_that_closes_twice_is_given_up(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    async def hang_up(incoming: web.Request) -> web.StreamResponse:
+        assert incoming.transport is not None
+        incoming.transport.close()
+        return web.Response()
+
+    vllm.generate = hang_up
+    with pytest.raises(EngineFailed) as caught:
+        await chunks(engine)
+    assert caught.value.status == 503
+    assert len(vllm.bodies) == 2
+
+
+async def test_an_engine_that_is_not_there_is_unreachable() -> None:
+    async with engine_session() as http:
         timeouts = TimeoutsConfig(connect_s=1)
-        absent = HttpEngine("http://127.0.0.1:9", model="m", http=http, timeouts=timeouts)
-        with pytest.raises(EngineFailed) as caught:
+        address = f"http://127.0.0.1:{free_port()}"
+        absent = HttpEngine(address, model="m", http=http, timeouts=timeouts)
+        with pytest.raises(EngineUnreachable) as caught:
             await chunks(absent)
         assert caught.value.status == 503
-        with pytest.raises(EngineFailed):
+        with pytest.raises(EngineUnreachable):
             await absent.weight_version()
+
+
+async def test_a_late_health_check_is_told_from_a_bad_one(
+    engine: HttpEngine, vllm: FakeVllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_short_timeout", aiohttp.ClientTimeout(total=0.05))
+    vllm.slow_s = 5.0
+    with pytest.raises(EngineFailed) as late:
+        await engine.weight_version()
+    vllm.slow_s, vllm.healthy = 0.0, False
+    with pytest.raises(EngineFailed) as bad:
+        await engine.weight_version()
+
+    assert (late.value.status, bad.value.status) == (504, 503)
+
+
+async def test_closing_an_answer_closes_the_call_to_the_engine(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    closed = asyncio.Event()
+
+    async def endless(incoming: web.Request) -> web.StreamResponse:
+        response = await stream(incoming, piece([5]), done=False)
+        try:
+            while True:
+                await response.write(piece([5]))
+                await asyncio.sleep(0.005)
+        except ConnectionError:
+            closed.set()
+            raise
+
+    vllm.generate = endless
+    async with contextlib.aclosing(engine.generate(request())) as answer:
+        await anext(answer)
+    async with asyncio.timeout(5):
+        await closed.wait()
+
+
+async def test_512_answers_stream_at_once_from_one_engine(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    all_here = asyncio.Event()
+
+    async def wait_for_all(incoming: web.Request) -> web.StreamResponse:
+        if len(vllm.bodies) == 512:
+            all_here.set()
+        await all_here.wait()
+        return await vllm.answer(incoming)
+
+    vllm.generate = wait_for_all
+    engine._stream_timeout = aiohttp.ClientTimeout(total=60)
+    answers = await asyncio.gather(*(chunks(engine) for _ in range(512)))
+
+    assert all(len(answer) == 2 for answer in answers)
 
 
 async def test_abort_uses_the_id_that_vllm_knows(engine: HttpEngine, vllm: FakeVllm) -> None:
@@ -215,40 +351,13 @@ async def test_the_version_of_an_unhealthy_engine_is_not_told(
     assert caught.value.status == 503
 
 
-@pytest.mark.parametrize("body", [b"{}", b"[]", b"null", b"{", b'{"weight_version": null}'])
-async def test_an_engine_that_tells_no_version_is_kept_out(
-    engine: HttpEngine, vllm: FakeVllm, body: bytes
+async def test_an_engine_that_sends_elsewhere_has_failed(
+    engine: HttpEngine, vllm: FakeVllm
 ) -> None:
-    pool = ReplicaPool([engine], policy="assistant", poll_s=1)
-    await pool.look(pool.replicas[0])
-    before = pool.fault()
-    vllm.weight_info = body
-    with pytest.raises(EngineFailed, match="weight version"):
-        await engine.weight_version()
-    await pool.look(pool.replicas[0])
+    async def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"location": "/health"})
 
-    assert before is None
-    assert "weight version" in (pool.fault() or "")
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ([{"token_id": 5, "logprob": -1.0}, {"token_id": 6, "logprob": -2.0}], [-1.0, -2.0]),
-        ([{"token_id": 5, "logprob": -1.0}], [-1.0]),
-        ([{"token_id": 5, "logprob": None}, {"token_id": 7, "logprob": -2.0}], [math.nan] * 2),
-        (None, []),
-    ],
-    ids=["whole", "short", "null and of another token", "none"],
-)
-async def test_logprobs_are_taken_as_they_are(content: Any, expected: list[float]) -> None:
-    choice = {"token_ids": [5, 6], "logprobs": {"content": content}}
-    chunk = parse_chunk(json.dumps({"choices": [choice]}).encode())
-
-    assert str(chunk.logprobs) == str(expected)
-
-
-@pytest.mark.parametrize("data", [b"{", b"[]", b'"x"', b'{"choices": [{"token_ids": ["x"]}]}'])
-async def test_what_is_no_chunk_is_an_engine_failure(data: bytes) -> None:
-    with pytest.raises(EngineFailed, match="not a chunk"):
-        parse_chunk(data)
+    vllm.generate = redirect
+    with pytest.raises(EngineFailed) as caught:
+        await chunks(engine)
+    assert caught.value.status == 502

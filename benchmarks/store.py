@@ -1,0 +1,329 @@
+"""The rollout store: bytes per token, reading a window, joining rewards. See `METHOD`."""
+
+import json
+import math
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from matplotlib.figure import Figure
+from pyarrow import parquet
+
+from benchmarks.result import RESULTS, write_result
+from benchmarks.rollouts import (
+    START,
+    batches,
+    days_after,
+    feedback_table,
+    interactions_table,
+    make_turns,
+)
+from onlinerl.rollout_store.config import MetricConfig, RewardsConfig, StoreConfig
+from onlinerl.rollout_store.scope import Scope
+from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.views import connect
+from onlinerl.rollout_store.window import read_window
+
+METHOD = """\
+Synthetic rollouts (benchmarks/rollouts.py: Zipf ids over 49,152, logprobs of a sharp chat model, random
+UUIDs), committed through DeltaStore.append in batches of 5,000 rows as ingest commits them.
+Storage: 500 sessions of ten turns, 300 + 60 prompt tokens then 60 a turn, 200 sampled. Bytes per
+sampled token are the Parquet column chunks of ids, logprobs and version spans. The whole table is
+compared with JSONL of the same rows, numbers as Python's json writes what an engine returns, and
+with JSONL in which every turn repeats its full prompt.
+Window: the newest 100,000 of 150,000 interactions (20 M sampled tokens) into Arrow batches with
+window.read_window, from opening the table to the last batch, against pyarrow.parquet reading the
+same files bare. Medians of five alternating runs after a warm-up. The same rows through the SQL
+view, and the training segments built of them, are in the series.
+Rewards: feedback (two metrics, three sources, one in ten on a session) on a tenth as many
+interactions, from 10,000 to 1,000,000 rows, all rewards into Arrow, a fresh process for each size;
+the peak is that process's, libraries included. The exponent is the slope of log time over log rows."""
+
+NOTES = """\
+Token ids drawn independently compress worse than text does, so bytes per token are an upper bound
+for the same vocabulary. An engine's JSON has 17 digits a logprob; with the 9 that a float32 needs,
+JSONL is smaller (series, jsonl_float32_digits). The disk is local and the files are in the page cache: the ratio is about
+CPU, not about an object store. The reward join starts with opening the tables, which is why the
+exponent is below one at the small end; the series holds each size."""
+
+SAMPLED_COLUMNS = ("completion_token_ids", "logprobs", "version_spans")
+JOIN_SIZES = (10_000, 31_600, 100_000, 316_000, 1_000_000)
+REPEATS = 5
+REWARDS = RewardsConfig(
+    metrics=(
+        MetricConfig(name="accepted", type="bool", threshold=0.25),
+        MetricConfig(name="stars", aggregate="mean", scale=0.5),
+    ),
+    sources={"judge": 0.5},
+    session_discount=0.9,
+    attribution_window_s=86_400.0,
+    user_cap=0.2,
+)
+LIMITS = StoreConfig(query_memory_mib=1_024, query_threads=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Sizes of the ten-turn workload, bytes."""
+
+    num_sampled: int
+    sampled_columns: int
+    table: int
+    jsonl: int
+    jsonl_float32_digits: int
+    per_turn_jsonl: int
+
+
+def measure_storage(folder: Path, *, num_sessions: int) -> Storage:
+    """Write the workload in three ways."""
+    random = np.random.default_rng(0)
+    turns = make_turns(random, num_sessions=num_sessions, turns=10)
+    rows = interactions_table(random, turns, ingest_day=START)
+    store = DeltaStore(str(folder / "storage"))
+    store.create()
+    for batch in batches(rows, 5_000):
+        store.append("interactions", batch)
+    files = _files(store, "interactions")
+    jsonl = short = per_turn = 0
+    before: list[int] = []
+    for row in _json_rows(rows):
+        jsonl += _size(row)
+        short += _size(_shortest(row))
+        if row["prefix_length"] == 0:
+            before = []
+        whole = before + row["prompt_token_ids"]
+        per_turn += _size(row | {"prompt_token_ids": whole})
+        before = whole + row["completion_token_ids"]
+    return Storage(
+        num_sampled=int(turns.num_sampled.sum()),
+        sampled_columns=sum(_column_bytes(file) for file in files),
+        table=sum(file.stat().st_size for file in files),
+        jsonl=jsonl,
+        jsonl_float32_digits=short,
+        per_turn_jsonl=per_turn,
+    )
+
+
+def _json_rows(rows: pa.Table) -> Sequence[dict[str, Any]]:
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found
+
+
+def _shortest(row: dict[str, Any]) -> dict[str, Any]:
+    """Logprobs with the fewest digits that read back as the same float32."""
+    return row | {"logprobs": [float(str(np.float32(value))) for value in row["logprobs"]]}
+
+
+def _size(row: dict[str, Any]) -> int:
+    return len(json.dumps(row, default=str, separators=(",", ":"))) + 1
+
+
+def _column_bytes(file: Path) -> int:
+    metadata = parquet.ParquetFile(file).metadata
+    return sum(
+        metadata.row_group(group).column(column).total_compressed_size
+        for group in range(metadata.num_row_groups)
+        for column in range(metadata.num_columns)
+        if metadata.row_group(group).column(column).path_in_schema.startswith(SAMPLED_COLUMNS)
+    )
+
+
+def _files(store: DeltaStore, table: str) -> list[Path]:
+    return [Path(store.root) / table / file for file in store.dataset(table).files]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowRead:
+    """Seconds of each run."""
+
+    window: list[float]
+    bare: list[float]
+    view: list[float]
+    segments: list[float]
+    num_rows: int
+    num_sampled: int
+
+
+def measure_window(folder: Path, *, num_interactions: int) -> WindowRead:
+    """Read the newest two thirds of a table through the views, and their files bare."""
+    store = DeltaStore(str(folder / "window"))
+    store.create()
+    random = np.random.default_rng(1)
+    for day, sessions in enumerate((num_interactions // 20, num_interactions // 10)):
+        turns = make_turns(
+            random,
+            num_sessions=sessions,
+            turns=10,
+            first=day << 32,
+            start=days_after(10 * day),
+        )
+        rows = interactions_table(random, turns, ingest_day=days_after(10 * day))
+        for batch in batches(rows, 5_000):
+            store.append("interactions", batch)
+    num_sampled = int(turns.num_sampled.sum())
+    since = days_after(10)
+    files = [file for file in _files(store, "interactions") if str(since.date()) in str(file)]
+    scope = Scope(since=since)
+    ways: dict[str, Callable[[], int]] = {
+        "window": lambda: sum(batch.num_rows for batch in read_window(store, scope)),
+        "bare": lambda: _read_bare(files),
+        "view": lambda: _read_view(store, scope),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for run in range(REPEATS + 1):
+        for name, way in ways.items():
+            took = _timed(way)
+            if run:  # the first one warms up
+                seconds[name].append(took)
+    return WindowRead(
+        window=seconds["window"],
+        bare=seconds["bare"],
+        view=seconds["view"],
+        segments=[_timed(lambda: _read_segments(store, scope))],
+        num_rows=rows.num_rows,
+        num_sampled=num_sampled,
+    )
+
+
+def _read_view(store: DeltaStore, scope: Scope) -> int:
+    with connect(store, rewards=REWARDS, scope=scope, limits=LIMITS) as connection:
+        sql = f"SELECT * FROM interactions WHERE {scope.condition()}"
+        return sum(batch.num_rows for batch in connection.sql(sql).to_arrow_reader(10_000))
+
+
+def _read_segments(store: DeltaStore, scope: Scope) -> int:
+    with connect(store, rewards=REWARDS, scope=scope, limits=StoreConfig()) as connection:
+        reader = connection.sql("SELECT * FROM segments").to_arrow_reader(1_000)
+        return sum(batch.num_rows for batch in reader)
+
+
+def _read_bare(files: Sequence[Path]) -> int:
+    return sum(
+        batch.num_rows
+        for file in files
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=10_000)
+    )
+
+
+def _timed(work: Callable[[], int]) -> float:
+    start = time.perf_counter()
+    assert work() > 0
+    return time.perf_counter() - start
+
+
+def measure_join(folder: Path, *, num_rows: int) -> tuple[float, float]:
+    """Seconds and peak MiB of a fresh process that joins `num_rows` of feedback."""
+    store = DeltaStore(str(folder / f"join-{num_rows}"))
+    store.create()
+    random = np.random.default_rng(2)
+    turns = make_turns(
+        random, num_sessions=num_rows // 100, turns=10, first_prompt=4, prompt=4, sampled=8
+    )
+    store.append("interactions", interactions_table(random, turns, ingest_day=START))
+    given = feedback_table(random, turns, num_rows=num_rows, ingest_day=START)
+    for batch in batches(given, 50_000):
+        store.append("feedback", batch)
+    # Spawned: a fork would inherit what this process holds, and delta-rs does not survive one.
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_join, (store.root, num_rows // 10))
+
+
+def _join(root: str, at_least: int) -> tuple[float, float]:
+    start = time.perf_counter()
+    with connect(
+        DeltaStore(root), rewards=REWARDS, as_of=days_after(365), limits=LIMITS
+    ) as connection:
+        rewards = connection.sql("SELECT * FROM rewards").to_arrow_table()
+    seconds = time.perf_counter() - start
+    assert rewards.num_rows > 0.9 * at_least
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
+    """Slope of log seconds over log size, by least squares."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def draw(
+    path: Path, *, storage: Storage, window: WindowRead, join: dict[int, tuple[float, float]]
+) -> None:
+    """Three panels: sizes, the window, the join."""
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    sizes, reads, joins = figure.subplots(1, 3)
+    bars = {
+        "this store": storage.table,
+        "JSONL": storage.jsonl,
+        "JSONL, full\nprompt per turn": storage.per_turn_jsonl,
+    }
+    drawn = sizes.bar(list(bars), [size / storage.num_sampled for size in bars.values()])
+    sizes.bar_label(drawn, fmt="%.1f")
+    sizes.set_ylabel("bytes per sampled token, everything stored")
+    sizes.set_title("ten-turn sessions on disk")
+    drawn = reads.bar(
+        ["pyarrow.parquet", "read_window", "SQL view"],
+        [statistics.median(way) for way in (window.bare, window.window, window.view)],
+    )
+    reads.bar_label(drawn, fmt="%.2f s")
+    reads.set_ylabel("seconds")
+    reads.set_title(f"window of {window.num_rows:,} interactions")
+    rows = list(join)
+    joins.loglog(rows, [join[size][0] for size in rows], "o-", label="measured")
+    linear = [join[rows[-1]][0] * size / rows[-1] for size in rows]
+    joins.loglog(rows, linear, "--", color="gray", label="linear from the largest")
+    joins.set_xlabel("feedback rows")
+    joins.set_ylabel("seconds")
+    joins.set_title("reward join")
+    joins.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> int:
+    """Measure all of it and write `results/store.json` and `results/store.png`."""
+    print(METHOD)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        storage = measure_storage(folder, num_sessions=500)
+        print(storage)
+        join = {size: measure_join(folder, num_rows=size) for size in JOIN_SIZES}
+        print(join)
+        window = measure_window(folder, num_interactions=100_000)
+        print(window)
+    seconds = [join[size][0] for size in JOIN_SIZES]
+    figures = {
+        "bytes_per_sampled_token": storage.sampled_columns / storage.num_sampled,
+        "ratio_vs_jsonl": storage.jsonl / storage.table,
+        "ratio_vs_per_turn_jsonl": storage.per_turn_jsonl / storage.table,
+        "window_read_ratio_vs_pyarrow": statistics.median(window.window)
+        / statistics.median(window.bare),
+        "reward_join_peak_mib": join[JOIN_SIZES[-1]][1],
+        "reward_join_s": seconds[-1],
+        "scaling_exponent": exponent(JOIN_SIZES, seconds),
+    }
+    assert all(math.isfinite(value) for value in figures.values())
+    series = {
+        "storage_bytes": [[name, value] for name, value in vars(storage).items()],
+        "window_read_s": [
+            ["read_window", *window.window],
+            ["pyarrow", *window.bare],
+            ["view", *window.view],
+            ["segments", *window.segments],
+        ],
+        "reward_join": [[size, *join[size]] for size in JOIN_SIZES],
+    }
+    write_result(RESULTS / "store.json", method=METHOD, figures=figures, series=series, notes=NOTES)
+    draw(RESULTS / "store.png", storage=storage, window=window, join=join)
+    print(json.dumps(figures, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

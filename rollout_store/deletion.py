@@ -1,0 +1,78 @@
+"""Rows deleted in one commit, by a condition that itself says nothing about people."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from deltalake.exceptions import CommitFailedError
+
+from onlinerl.errors import StoreConflict
+from onlinerl.rollout_store.sql import literal
+from onlinerl.rollout_store.store import WRITER_PROPERTIES, DeltaStore, storage_errors
+
+_ATTEMPTS = 20
+_POSITIONS_PER_COMMIT = 1_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Position:
+    """Where a row came from: unique within a table, and stored with every row that ingest writes.
+
+    The log of a table keeps the condition of every deletion. Positions are numbers, so it keeps no
+    id of a person or an interaction.
+    """
+
+    ingest_date: date
+    topic: str
+    partition: int
+    ingested_at: datetime
+    offset: int
+
+
+def delete_where(store: DeltaStore, table: str, condition: str) -> int:
+    """Delete what meets an SQL condition from the newest version; returns the number of rows.
+
+    Raises:
+        StoreConflict: others changed the same files again and again; nothing was deleted.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            with storage_errors(f"delete from table {table}"):
+                done = store.delta(table).delete(condition, writer_properties=WRITER_PROPERTIES)
+                return int(done.get("num_deleted_rows", 0))
+        except CommitFailedError:
+            continue  # a compaction rewrote one of the files meanwhile
+    raise StoreConflict(f"could not delete from {table} in {_ATTEMPTS} attempts")
+
+
+def delete_positions(store: DeltaStore, table: str, positions: Iterable[Position]) -> int:
+    """Delete the rows that came from these positions; returns the number of rows."""
+    found = sorted(set(positions))
+    return sum(
+        delete_where(store, table, _condition(found[start : start + _POSITIONS_PER_COMMIT]))
+        for start in range(0, len(found), _POSITIONS_PER_COMMIT)
+    )
+
+
+def _condition(positions: Sequence[Position]) -> str:
+    days = ", ".join(literal(day.isoformat()) for day in sorted({p.ingest_date for p in positions}))
+    return f"ingest_date IN ({days}) AND ({' OR '.join(_batches(positions))})"
+
+
+def _batches(positions: Sequence[Position]) -> Iterator[str]:
+    """One clause for every batch that ingest wrote."""
+    offsets: dict[tuple[str, int, datetime], list[int]] = defaultdict(list)
+    for each in positions:
+        offsets[each.topic, each.partition, each.ingested_at].append(each.offset)
+    for (topic, partition, ingested_at), numbers in offsets.items():
+        yield (
+            f'(topic = {literal(topic)} AND "partition" = {partition} '
+            f"AND CAST(ingested_at AS BIGINT) = {_microseconds(ingested_at)} "
+            f'AND "offset" IN ({", ".join(map(str, numbers))}))'
+        )
+
+
+def _microseconds(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)

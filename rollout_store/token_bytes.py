@@ -1,0 +1,65 @@
+"""The bytes that one token stands for: shown beside a logprob, searched by scrubbing."""
+
+import json
+import re
+from functools import cache
+
+from tokenizers import Tokenizer
+
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TokenBytes:
+    """Bytes of the tokens of one tokenizer, in the spelling of its vocabulary."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {
+            token_id: token.content
+            for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        }
+        decoder = json.loads(tokenizer.to_str())["decoder"] or {}
+        steps = [step.get("type") for step in decoder.get("decoders", [decoder])]
+        self._byte_level = "ByteLevel" in steps
+        self.joined = steps == ["ByteLevel"]
+        """Whether the text of several tokens is that of their bytes, one after the other."""
+
+    def decoded(self, token_id: int) -> bytes:
+        """What a tokenizer whose bytes are `joined` makes of a token within a text."""
+        spelling = self._tokenizer.id_to_token(token_id)
+        return b"" if spelling is None else _byte_level(spelling)
+
+    def of(self, token_id: int) -> bytes:
+        """The bytes of one token; none for an id outside the vocabulary."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        spelling = self._tokenizer.id_to_token(token_id)
+        if spelling is None:
+            return b""
+        return _byte_level(spelling) if self._byte_level else _with_fallback(spelling)
+
+
+def _byte_level(spelling: str) -> bytes:
+    """Bytes of a spelling; one with other characters than GPT-2's stands for itself."""
+    table = _byte_of_character()
+    try:
+        return bytes(table[character] for character in spelling)
+    except KeyError:
+        return spelling.encode()
+
+
+def _with_fallback(spelling: str) -> bytes:
+    """SentencePiece spells a lone byte `<0xE4>` and a space as U+2581."""
+    byte = _FALLBACK.fullmatch(spelling)
+    if byte is not None:
+        return bytes([int(byte[1], 16)])
+    return spelling.replace("\u2581", " ").encode()
+
+
+@cache
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones as themselves, the others from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + number): byte for number, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shifted

@@ -1,0 +1,93 @@
+"""Who is answered by which arm: champion, canary or shadow. Pure functions of values.
+
+A session stays with its arm for as long as a canary lives: its place in [0, 1) is a keyed hash of
+its id and the canary's version, so a share that grows takes sessions in and sends none away, and
+the next canary draws anew.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onlinerl.rollout_store.schema import Arm, ArmRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What an arm serves, and how much of the traffic."""
+
+    arm: Arm
+    version: int
+    share: float
+    """Of sessions; of a shadow, the share of requests that are answered a second time."""
+    adapter: str | None = None
+    """LoRA adapter that answers; None means replicas that serve the full weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arms:
+    """What is decided for a policy; without canary and shadow the champion takes all."""
+
+    decision_id: str | None = None
+    champion: Target | None = None
+    """Says the champion's adapter; its full weights are whatever no other arm pins."""
+    canary: Target | None = None
+    shadow: Target | None = None
+
+    @property
+    def uses_adapters(self) -> bool:
+        """Whether an arm is a LoRA adapter."""
+        targets = (self.champion, self.canary, self.shadow)
+        return any(target is not None and target.adapter is not None for target in targets)
+
+    def draws_canary(self, session_id: str, *, key: bytes) -> bool:
+        """Whether a session belongs to the canary."""
+        canary = self.canary
+        return canary is not None and (
+            place(session_id, version=canary.version, key=key) < canary.share
+        )
+
+    def draws_shadow(self, interaction_id: str, *, key: bytes) -> bool:
+        """Whether a request is answered a second time."""
+        shadow = self.shadow
+        return shadow is not None and (
+            place(interaction_id, version=shadow.version, key=key) < shadow.share
+        )
+
+
+def place(name: str, *, version: int, key: bytes) -> float:
+    """In [0, 1), uniform over names; nobody without the key can choose a name for its place."""
+    digest = hmac.digest(key, f"{version}:{name}".encode(), hashlib.sha256)
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
+
+
+def newest(rows: Sequence[ArmRow], *, policy: str) -> Arms:
+    """What the newest decision in `rows` says.
+
+    The champion's adapter holds until a later decision names another champion.
+
+    A decision that was stored twice counts once.
+    """
+    own = sorted(
+        (row for row in rows if row.policy == policy),
+        key=lambda row: (row.decided_at, row.decision_id),
+    )
+    if not own:
+        return Arms()
+    decision_id = own[-1].decision_id
+    targets: dict[Arm, Target] = {}
+    for row in own:
+        if row.decision_id == decision_id:
+            targets[row.arm] = _target(row)
+    champions = [row for row in own if row.arm == "champion"]
+    return Arms(
+        decision_id=decision_id,
+        champion=_target(champions[-1]) if champions else None,
+        canary=targets.get("canary"),
+        shadow=targets.get("shadow"),
+    )
+
+
+def _target(row: ArmRow) -> Target:
+    return Target(arm=row.arm, version=row.version, share=row.share, adapter=row.adapter)

@@ -1,0 +1,113 @@
+"""The parts of a gateway, put together. Imports all of them, so only the process imports this."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+from starlette.applications import Starlette
+
+from onlinerl.rollout_store.config import BrokerConfig
+from onlinerl.serving.app import create_app
+from onlinerl.serving.arms_reader import ArmsSource
+from onlinerl.serving.auth import Keyring, UserHasher
+from onlinerl.serving.config import GatewayConfig
+from onlinerl.serving.feedback import FeedbackDesk
+from onlinerl.serving.gateway import Gateway
+from onlinerl.serving.http_engine import HttpEngine
+from onlinerl.serving.log_writer import KafkaWriter
+from onlinerl.serving.metrics import GatewayMetrics
+from onlinerl.serving.renderer import Renderer
+from onlinerl.serving.responses_sqlite import SqliteResponseStore
+from onlinerl.serving.responses_store import ResponseStore
+from onlinerl.serving.routing import make_router
+from onlinerl.serving.shipper import Shipper
+from onlinerl.serving.spool import Spool
+from onlinerl.serving.tracing import Tracing
+
+
+def assemble(
+    config: GatewayConfig,
+    *,
+    policy: str,
+    renderer: Renderer,
+    keyring: Keyring,
+    users: UserHasher,
+    http: aiohttp.ClientSession,
+    spool: Spool,
+    shipper: Shipper,
+    responses: ResponseStore,
+    metrics: GatewayMetrics,
+    tracing: Tracing,
+    arms_key: str | None,
+    arms: ArmsSource | None,
+) -> Starlette:
+    """The application of a gateway over the engines of its configuration."""
+    gateway = Gateway(
+        config,
+        policy=policy,
+        router=make_router(
+            [
+                tracing.engine(HttpEngine(url, model=policy, http=http, timeouts=config.timeouts))
+                for url in config.engines
+            ],
+            policy=policy,
+            config=config,
+            registry=metrics.registry,
+            key=arms_key,
+            arms=arms,
+        ),
+        renderer=renderer,
+        sink=spool,
+        metrics=metrics,
+        users=users,
+    )
+    feedback = FeedbackDesk(
+        sink=spool,
+        users=users,
+        metrics=metrics,
+        max_recent=config.limits.max_recent_feedback,
+        store_timeout_s=config.timeouts.store_s,
+    )
+    return create_app(
+        gateway,
+        keyring=keyring,
+        feedback=feedback,
+        responses=responses,
+        status=lambda: {
+            "backlog_bytes": spool.backlog_bytes,
+            "event_log": shipper.fault or "ok",
+            "spool": spool.fault or "ok",
+        },
+    )
+
+
+@contextlib.asynccontextmanager
+async def event_log(
+    config: GatewayConfig, *, broker: BrokerConfig, folder: Path, metrics: GatewayMetrics
+) -> AsyncIterator[tuple[Spool, Shipper]]:
+    """Spool and shipper; at the end everything is stored, and shipped if the log takes it."""
+    spool = Spool(folder, config.spool, metrics=metrics)
+    shipper = Shipper(
+        spool,
+        connect=lambda: KafkaWriter(broker, config.spool),
+        config=config.spool,
+        metrics=metrics,
+    )
+    shipper.start()
+    try:
+        yield spool, shipper
+    finally:
+        await asyncio.to_thread(shipper.close, drain_s=config.timeouts.shutdown_s)
+        await asyncio.to_thread(spool.close, timeout_s=config.timeouts.shutdown_s)
+
+
+@contextlib.asynccontextmanager
+async def stored_responses(config: GatewayConfig, path: Path) -> AsyncIterator[ResponseStore]:
+    """What the responses protocol keeps; closed at the end."""
+    store = SqliteResponseStore(path, config.responses, timeout_s=config.timeouts.store_s)
+    try:
+        yield store
+    finally:
+        await store.close()

@@ -1,0 +1,76 @@
+"""Keeps the control tokens that a caller spells apart from those that a template makes.
+
+What a caller wrote is `hide`d before a template or a renderer sees it: every spelling of a control
+token becomes a mark that no caller can guess. When the prompt is tokenized, `TokenCodec` turns the
+marks back into plain text.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+
+from onlinerl.errors import RequestRefused
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer, and marks for their spellings.
+
+    Marks are private-use characters around digits, so that trimming, changing case and JSON
+    leave them alone.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._texts: Sequence[str] = sorted(texts, key=lambda text: (-len(text), text))
+        self._index = {text: number for number, text in enumerate(self._texts)}
+        self.spelled = _any_of(self._texts)
+        """Matches the spelling of a control token; of several that begin together the longest."""
+        self._nonce = str(secrets.randbits(96))
+        self._marked = re.compile(f"\ue000{self._nonce}\ue002([0-9]+)\ue001")
+
+    def hide(self, text: str) -> str:
+        """`text` with marks for the control tokens that it spells."""
+        return self.spelled.sub(self._mark, text)
+
+    def hide_all(self, value: object) -> object:
+        """The same for every text within a JSON value, keys included."""
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, dict):
+            return {self.hide(key): self.hide_all(item) for key, item in value.items()}
+        return [self.hide_all(item) for item in value] if isinstance(value, list) else value
+
+    def hide_json(self, value: object) -> object:
+        """`hide_all`, without a copy in the usual case that there is nothing to hide."""
+        return self.hide_all(value) if self.spelled.search(_plain_json(value)) else value
+
+    def holds_marks(self, text: str) -> bool:
+        """Whether something is hidden in `text`."""
+        return self._nonce in text
+
+    def restore(self, text: str) -> str:
+        """`text` with spellings for marks.
+
+        Raises:
+            RequestRefused: when a mark was cut or changed, so that what it hides cannot be told.
+        """
+        text = self._marked.sub(lambda match: self._texts[int(match[1])], text)
+        if self._nonce in text:
+            raise RequestRefused(
+                "a message holds a control token of the model where the template rewrites text: "
+                "leave it out",
+                param="messages",
+            )
+        return text
+
+    def _mark(self, match: re.Match[str]) -> str:
+        return f"\ue000{self._nonce}\ue002{self._index[match[0]]}\ue001"
+
+
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    # Without control tokens, a pattern that matches nothing.
+    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+
+
+def _plain_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

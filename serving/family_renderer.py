@@ -1,0 +1,285 @@
+"""The `Renderer` of a model family, from the package `renderers`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from onlinerl.errors import ConfigError, RequestRefused
+from onlinerl.rollout_store.schema import Renderer as RendererName
+from onlinerl.serving.chat_template import ModelText
+from onlinerl.serving.families import family_config
+from onlinerl.serving.family_markup import markup_of
+from onlinerl.serving.family_parser import family_parser
+from onlinerl.serving.family_tokenizer import FamilyTokenizer, OffsetTokenizer
+from onlinerl.serving.output_parser import AnswerParser, plain_parser
+from onlinerl.serving.request import Conversation, Message, Tool, ToolCall, ToolChoice
+from onlinerl.serving.tagged_text import Expected
+from onlinerl.serving.template_messages import (
+    hidden_specs,
+    native_messages,
+)
+from onlinerl.serving.token_codec import NameTag, TokenCodec
+from onlinerl.serving.tool_grammar import family_grammar
+
+if TYPE_CHECKING:
+    from renderers.base import Renderer as Inner
+
+logger = logging.getLogger(__name__)
+
+_READ_OFFSETS = frozenset(
+    # These would find the places of tokens by decoding them one by one.
+    {"hy3", "deepseek-v4", "laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"}
+)
+_SWITCHES = ("enable_thinking", "thinking")
+_FAULTS = (ValueError, TypeError, KeyError, AssertionError, NotImplementedError, RuntimeError)
+"""What a renderer raises for messages that its family cannot write."""
+
+
+class FamilyRenderer:
+    """Renders, extends and reads answers by the rules of one family.
+
+    Reasoning that was sampled stays in the history of a session that is extended; a history that
+    is rendered anew follows the family's template.
+    """
+
+    def __init__(self, family: str, text: ModelText, *, source: str) -> None:
+        """The renderer of `family` for a model's tokenizer.
+
+        Raises:
+            ConfigError: when the tokenizer lacks a token of the family.
+        """
+        self._family = family
+        self._codec = TokenCodec(text.tokenizer)
+        kind = OffsetTokenizer if family in _READ_OFFSETS else FamilyTokenizer
+        self._tokenizer = kind(
+            self._codec,
+            source=source,
+            template=text.template.source if text.template else "",
+            eos_token_id=min(text.end_ids, default=None),
+        )
+        self._inners: dict[bool | None, Inner] = {}
+        self._tails: dict[tuple[bool | None, bool], list[int]] = {}
+        self._markup = markup_of(family)
+        self._end_ids = text.end_ids | frozenset(self._inner(None).get_stop_token_ids())
+        self._extends = True
+        self._decodable = self._end_ids <= frozenset(self._codec.special.values())
+        self._extends = self._is_exact()
+        if not self._extends:
+            logger.warning(
+                "sessions are rendered anew at every turn: the family's boundary differs from its "
+                "own template",
+                extra={"renderer": family},
+            )
+        self._tag = NameTag(
+            family,
+            version("renderers"),
+            family_config(family).model_dump_json(),
+            text.tokenizer.to_str(),
+        )
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return self._end_ids
+
+    @property
+    def longest_token(self) -> int:
+        """Upper bound of the UTF-8 bytes that one token stands for."""
+        return self._codec.longest_token
+
+    def name(self, tools: Sequence[Tool]) -> RendererName:
+        """Family, version of `renderers`, tokenizer and tools, hashed together."""
+        return self._tag.with_tools(tools)
+
+    def render(self, conversation: Conversation) -> list[int]:
+        """The prompt for an answer to `conversation`.
+
+        Raises:
+            RequestRefused: for what the family cannot write.
+        """
+        inner = self._inner(conversation.thinking)
+        try:
+            ids: list[int] = inner.render_ids(
+                self._messages(conversation),
+                tools=self._specs(conversation.tools),
+                add_generation_prompt=True,
+            )
+        except _FAULTS as error:
+            raise RequestRefused(
+                f"the renderer of {self._family} refuses: {error}", 400, "messages"
+            ) from error
+        return ids
+
+    def extend(
+        self, conversation: Conversation, *, num_known: int, known_ids: Sequence[int]
+    ) -> list[int]:
+        """What follows `known_ids`; empty when the family cannot prove it."""
+        known = list(known_ids)
+        messages = self._messages(conversation)
+        answered = conversation.messages[: num_known - 1]
+        start = self._completion_start(known, conversation.thinking, answered)
+        if start is None or not self._extends:
+            return []
+        try:
+            bridged = self._inner(conversation.thinking).bridge_to_next_turn(
+                known[:start],
+                known[start:],
+                messages[num_known:],
+                tools=self._specs(conversation.tools),
+            )
+        except _FAULTS:
+            return []
+        if bridged is None or bridged.token_ids[: len(known)] != known:
+            return []
+        rest: list[int] = bridged.token_ids[len(known) :]
+        return rest
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of a text on its own, control tokens included."""
+        return self._codec.tokenize(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids` without special tokens and ends of answers."""
+        if self._decodable:
+            return self._codec.decode(token_ids)
+        return self._codec.decode([i for i in token_ids if i not in self._end_ids])
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """Text and bytes of one token."""
+        return self._codec.token_text(token_id)
+
+    def parser(
+        self,
+        conversation: Conversation | None,
+        *,
+        choice_index: int,
+        stops: Sequence[str],
+        parse_tools: bool,
+    ) -> AnswerParser:
+        """A parser for one choice of an answer to `conversation`; None is a raw prompt."""
+        if conversation is None:
+            return plain_parser(self.decode, choice_index=choice_index, stops=stops)
+        tail = self._tail(conversation.thinking, conversation.messages)
+        inner = self._inner(conversation.thinking)
+        specs = self._specs(conversation.tools)
+        return family_parser(
+            self._codec,
+            self._markup,
+            Expected(
+                reasoning=self._markup.reasons,
+                opened=self._opens_reasoning(tail),
+                tools=parse_tools and bool(conversation.tools),
+            ),
+            end_ids=self._end_ids,
+            parse=lambda ids: inner.parse_response(ids, tools=specs, prompt_ids=tail),
+            choice_index=choice_index,
+            stops=stops,
+        )
+
+    def tool_grammar(
+        self, tools: Sequence[Tool], choice: ToolChoice
+    ) -> Mapping[str, object] | None:
+        """Calls in the markup of the family; None when nothing is forced."""
+        return family_grammar(self._family, tools, choice, tokens=self._codec.added)
+
+    def _inner(self, thinking: bool | None) -> "Inner":
+        """The family's renderer; it fixes at construction whether the model thinks."""
+        if thinking not in self._inners:
+            self._inners[thinking] = self._make_inner(thinking)
+        return self._inners[thinking]
+
+    def _make_inner(self, thinking: bool | None) -> "Inner":
+        from renderers.base import create_renderer, merge_chat_template_kwargs, template_field_names
+
+        config = family_config(self._family)
+        switch = [name for name in _SWITCHES if name in template_field_names(config)]
+        if thinking is not None:
+            if switch:
+                config = merge_chat_template_kwargs(config, {switch[0]: thinking})
+            elif thinking or self._opens_reasoning(self._tail(None, ())):
+                raise RequestRefused(
+                    f"reasoning of {self._family} cannot be switched {'on' if thinking else 'off'}",
+                    param="thinking",
+                )
+        try:
+            return create_renderer(self._tokenizer, config)
+        except AssertionError as error:
+            raise ConfigError(
+                f"[gateway].renderer is {self._family!r}, which does not fit the tokenizer: {error}"
+            ) from error
+        except Exception as error:  # gpt-oss fetches its vocabulary, with whatever that raises
+            raise ConfigError(
+                f"[gateway].renderer is {self._family!r}, which does not start: {error}"
+            ) from error
+
+    def _messages(self, conversation: Conversation) -> list[Any]:
+        return native_messages(conversation.messages, self._codec.control)
+
+    def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
+        return list(hidden_specs(tools, self._codec.control)) or None
+
+    def _tail(self, thinking: bool | None, messages: Sequence[Message]) -> list[int]:
+        """The end of prompts for an answer to `messages`, which depends on the last role only."""
+        after_tool = bool(messages) and messages[-1].role == "tool"
+        key = (thinking, after_tool)
+        if key not in self._tails:
+            self._tails[key] = self._probe(thinking, after_tool=after_tool)
+        return self._tails[key]
+
+    def _probe(self, thinking: bool | None, *, after_tool: bool) -> list[int]:
+        call = ToolCall(id="functions.f:0", name="f", arguments="{}")
+        called = (
+            Message(role="assistant", tool_calls=(call,)),
+            Message(role="tool", content="x", tool_call_id=call.id, name="f"),
+        )
+        probe = Conversation(
+            messages=(Message(role="user", content="x"), *(called if after_tool else ())),
+            tools=(Tool(name="f", parameters={"type": "object"}),) if after_tool else (),
+        )
+        messages, specs = self._messages(probe), self._specs(probe.tools)
+        inner = self._inner(thinking)
+        whole = inner.render_ids(messages, tools=specs, add_generation_prompt=True)
+        rest = inner.render_ids(messages, tools=specs, add_generation_prompt=False)
+        return whole[len(rest) :] if whole[: len(rest)] == rest else []
+
+    def _completion_start(
+        self, known: list[int], thinking: bool | None, answered: Sequence[Message]
+    ) -> int | None:
+        """Where the last answer begins: after the last end of a prompt; None without any."""
+        # After the result of a tool some families go on without a new header.
+        tail = self._tail(thinking, answered) or self._tail(thinking, ())
+        for start in range(len(known) - len(tail), -1, -1):
+            if tail and known[start : start + len(tail)] == tail:
+                return start + len(tail)
+        return None
+
+    def _opens_reasoning(self, tail: Sequence[int]) -> bool:
+        """Whether prompts that end with `tail` end within reasoning."""
+        text = self._codec.decode_all(tail).rstrip()
+        return any(text.endswith(header.rstrip()) for header in self._markup.reasoning_headers)
+
+    def _is_exact(self) -> bool:
+        """Whether the family goes on after an answer as when it renders all of it anew."""
+        mark = "mark"
+        question, answer = (
+            Message(role="user", content="x"),
+            Message(role="assistant", content=mark),
+        )
+        probe = Conversation(messages=(question, answer, question))
+        whole = self._codec.decode_all(self.render(probe)).partition(mark)[2]
+        texts = [*self._codec.special, *(self._codec.token_text(end)[0] for end in self._end_ids)]
+        ends = [(at, text) for text in texts if (at := whole.find(text)) >= 0]
+        if not ends:
+            return False
+        at, end = min(ends)
+        prompt = self.render(Conversation(messages=(question,)))
+        rests = [
+            self.extend(
+                probe,
+                num_known=2,
+                known_ids=[*prompt, *self._codec.tokenize(f"{thought}{mark}{end}")],
+            )
+            for thought in self._markup.empty_thoughts
+        ]
+        return whole[at + len(end) :] in map(self._codec.decode_all, rests)

@@ -1,0 +1,29 @@
+"""OpenAI's error envelope, and the compact JSON that every body is written in."""
+
+import json
+from typing import Any
+
+from onlinerl.errors import EngineFailed, RequestRefused
+
+Body = dict[str, Any]
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+def error_body(error: RequestRefused | EngineFailed) -> Body:
+    """An error as OpenAI's clients read it."""
+    refusal = error if isinstance(error, RequestRefused) else None
+    kind = "server_error" if error.status >= 500 else "invalid_request_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _KINDS.get(error.status, kind),
+            "param": refusal.param if refusal is not None else None,
+            "code": refusal.code if refusal is not None else "engine_failed",
+        }
+    }
+
+
+def to_json(body: Body) -> bytes:
+    """Compact and ASCII only, so that no reader can split a line inside a string."""
+    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")

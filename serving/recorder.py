@@ -1,0 +1,68 @@
+"""What remains of an answer that has ended: counts, and its row in the event log."""
+
+import logging
+import time
+
+from onlinerl.errors import SpoolFull
+from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC, InteractionEvent
+from onlinerl.serving.answer import Answer
+from onlinerl.serving.events import EventSink, Record
+from onlinerl.serving.exchange import Exchange
+from onlinerl.serving.metrics import GatewayMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Counts answers and hands their rows over. Never waits."""
+
+    def __init__(self, sink: EventSink, metrics: GatewayMetrics) -> None:
+        self._sink = sink
+        self._metrics = metrics
+
+    def count(self, exchange: Exchange, answer: Answer) -> None:
+        """Tokens, finish reasons and times."""
+        sampled = [choice.sampled for choice in answer.choices]
+        self._metrics.count_answer(
+            policy_version=exchange.policy_version,
+            num_prompt_tokens=len(exchange.prompt_ids),
+            choices=[(one.finish_reason or "error", len(one.token_ids)) for one in sampled],
+        )
+        if answer.first_token_at is not None and answer.last_token_at is not None:
+            waited_s = answer.answered_at - answer.asked_at
+            self._metrics.observe_times(
+                policy_version=exchange.policy_version,
+                ttft_s=answer.first_token_at - exchange.started,
+                latency_s=answer.last_token_at - exchange.started,
+                num_tokens=max(len(one.token_ids) for one in sampled),
+                overhead_s=time.monotonic() - exchange.started - waited_s,
+            )
+
+    def log(self, exchange: Exchange, answer: Answer) -> bool:
+        """Log what was sampled, if the caller allows it; whether the log has it."""
+        if exchange.consent == "none":
+            self._metrics.withheld.inc()
+            return False
+        event = exchange.event(
+            [choice.sampled.completion() for choice in answer.choices],
+            first_token_at=answer.first_token_at,
+            last_token_at=answer.last_token_at,
+        )
+        return self.store(event)
+
+    def store(self, event: InteractionEvent) -> bool:
+        """Hand a row over; False when it is lost, which is counted."""
+        if not event.trainable:
+            self._metrics.untrainable.inc()
+        record = Record(
+            topic=INTERACTIONS_TOPIC,
+            key=event.session_id,
+            value=event.model_dump_json().encode(),
+        )
+        try:
+            self._sink.put(record)
+        except SpoolFull as error:
+            self._metrics.lost.labels("spool_full").inc()
+            logger.error("an interaction was served and not logged", extra={"error": str(error)})
+            return False
+        return True

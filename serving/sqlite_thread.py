@@ -1,0 +1,90 @@
+"""A SQLite file behind a thread of its own, so that an event loop never waits for a disk."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from onlinerl.errors import ServiceUnavailable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class SqliteThread:
+    """A thread with a connection of its own; calls are done in order.
+
+    At most `max_waiting` calls wait. One that gives up after `timeout_s` is still done, and counts
+    as waiting until then.
+    """
+
+    def __init__(self, path: Path, *, timeout_s: float, max_waiting: int) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
+        self._connection: sqlite3.Connection | None = None
+
+    async def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        """`call` in the thread, as one transaction.
+
+        Raises:
+            ServiceUnavailable: when too many wait, when it takes too long, or when SQLite fails.
+        """
+        if self._num_waiting >= self._max_waiting:
+            raise ServiceUnavailable(f"{self._num_waiting} calls wait for {self._path}")
+        self._num_waiting += 1
+        future = asyncio.get_running_loop().run_in_executor(self._thread, self._transact, call)
+        future.add_done_callback(self._done)
+        try:
+            return await asyncio.wait_for(asyncio.shield(future), self._timeout_s)
+        except TimeoutError as error:
+            raise ServiceUnavailable(
+                f"no answer in {self._timeout_s} s from {self._path}"
+            ) from error
+        except sqlite3.Error as error:
+            raise ServiceUnavailable(f"{self._path}: {error}") from error
+
+    def close(self) -> None:
+        """Do what waits, then disconnect; what does not end in time is left."""
+        closing = self._thread.submit(self._disconnect)
+        try:
+            closing.result(self._timeout_s)
+        except TimeoutError:
+            logger.error("a SQLite file did not close in time", extra={"path": str(self._path)})
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _transact(self, call: Callable[[sqlite3.Connection], T]) -> T:
+        if self._connection is None:
+            self._connection = connect(self._path, timeout_s=self._timeout_s)
+        with self._connection:
+            return call(self._connection)
+
+    def _done(self, future: "asyncio.Future[T]") -> None:
+        self._num_waiting -= 1
+        if not future.cancelled():
+            future.exception()  # a caller that gave up does not look at it
+
+
+def connect(path: Path, *, timeout_s: float) -> sqlite3.Connection:
+    """A connection that waits up to `timeout_s` for other writers.
+
+    Writers do not hold up readers, and what is deleted is overwritten.
+    """
+    connection = sqlite3.connect(path, timeout=timeout_s, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode = WAL")
+    # A process that dies loses nothing; a machine at most the last moments.
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = ON")
+    # `OR REPLACE` counts the row that it replaces only with this.
+    connection.execute("PRAGMA recursive_triggers = ON")
+    return connection

@@ -1,0 +1,70 @@
+"""Records as ingest sorts them, for tests of single events."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from onlinerl.errors import InvalidEvent
+from onlinerl.ingest.batch import ROUTES, Batch, Route, sort_records
+from onlinerl.ingest.log import LogRecord
+from onlinerl.ingest.recent import RecentEvents
+from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
+from tests.events import NOON, feedback, interaction
+
+INTERACTIONS, FEEDBACK = ROUTES
+
+
+def record(value: bytes, *, topic: str = INTERACTIONS_TOPIC, offset: int = 41) -> LogRecord:
+    """A record of partition 3."""
+    return LogRecord(topic, 3, offset, b"s1", value)
+
+
+def batch_of(
+    *values: bytes,
+    route: Route = INTERACTIONS,
+    recent: RecentEvents | None = None,
+    vocab_size: int = 0,
+    ingested_at: datetime = NOON,
+) -> Batch:
+    """These records, sorted."""
+    records = [record(v, topic=route.topic, offset=41 + n) for n, v in enumerate(values)]
+    known = RecentEvents(100) if recent is None else recent
+    return sort_records(
+        route, records, recent=known, ingested_at=ingested_at, vocab_size=vocab_size
+    )
+
+
+def rows_of(*values: bytes, route: Route = INTERACTIONS, **options: Any) -> list[dict[str, Any]]:
+    """The rows of records that are all right.
+
+    Raises:
+        InvalidEvent: with the reason of the first dead letter.
+    """
+    batch = batch_of(*values, route=route, **options)
+    if batch.dead:
+        raise InvalidEvent(batch.dead[0].reason)
+    found: list[dict[str, Any]] = batch.rows.to_pylist()
+    return found
+
+
+def edited(**changes: object) -> bytes:
+    """An interaction whose JSON has other fields."""
+    return json.dumps(json.loads(interaction().model_dump_json()) | changes).encode()
+
+
+def edited_feedback(**changes: object) -> bytes:
+    """A feedback whose JSON has other fields."""
+    return json.dumps(json.loads(feedback().model_dump_json()) | changes).encode()
+
+
+def with_choice(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """An interaction whose only choice was changed in place."""
+    raw = json.loads(interaction().model_dump_json())
+    change(raw["choices"][0])
+    return json.dumps(raw).encode()
+
+
+def reasons_of(batch: Batch) -> Sequence[str]:
+    """Why its records are dead."""
+    return [row.reason for row in batch.dead]

@@ -1,0 +1,98 @@
+"""Several `onlinerl ingest` in one consumer group, against Apache Kafka."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.brokers import free_port, kafka, needs_kafka
+from tests.integration.ingest_pipeline import Pipeline, wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(280), needs_kafka]
+
+IN_A_GROUP = """
+            broker.partitions = 4
+            ingest.mode = "group"
+            ingest.session_timeout_s = 6
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
+    # A group waits 3 s for more members before its first assignment unless it is told not to.
+    with kafka(tmp_path, None, "group.initial.rebalance.delay.ms=0") as broker:
+        pipeline = Pipeline(tmp_path, broker, more=IN_A_GROUP, partitions=4)
+        yield pipeline
+        pipeline.stop()
+
+
+@contextmanager
+def traffic(pipeline: Pipeline) -> Iterator[list[int]]:
+    """Interactions, feedback and poison without a pause; the list grows by what is acknowledged."""
+    sent: list[int] = []
+    stop = threading.Event()
+
+    def send() -> None:
+        while not stop.is_set():
+            numbers = range(len(sent), len(sent) + 40)
+            pipeline.send(*numbers, poison=True)
+            sent.extend(numbers)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        stop.set()
+        thread.join(60)
+
+
+def has_everything(pipeline: Pipeline, sent: list[int]) -> bool:
+    poison = {b"poison %d" % n: 1 for n in sent}
+    return pipeline.has(*sent) and pipeline.stored("dead_letters", "payload") == poison
+
+
+def test_members_come_go_and_are_killed_under_load_and_every_row_is_stored_once(
+    pipeline: Pipeline,
+) -> None:
+    with traffic(pipeline) as sent:
+        first = pipeline.start("--set", f"ingest.health_port={free_port()}")
+        wait_until(lambda: pipeline.num_rows() > 0, "rows by the first")
+        second = pipeline.start("--set", f"ingest.health_port={free_port()}")
+        before = pipeline.num_rows()
+        wait_until(lambda: pipeline.num_rows() > before + 400, "rows by two")
+        first.kill()
+        first.wait(timeout=30)
+        between = pipeline.num_rows()
+        wait_until(lambda: pipeline.num_rows() > between + 400, "rows after a kill")
+        pipeline.start("--set", f"ingest.health_port={free_port()}")
+        later = pipeline.num_rows()
+        wait_until(lambda: pipeline.num_rows() > later + 400, "rows by two again")
+        second.send_signal(signal.SIGTERM)
+        assert second.wait(timeout=60) == 0
+    wait_until(lambda: has_everything(pipeline, sent), f"{len(sent)} rows, once each")
+
+
+def test_two_members_share_the_partitions_and_a_third_finds_the_work_done(
+    pipeline: Pipeline,
+) -> None:
+    ports = [free_port(), free_port()]
+    processes = [pipeline.start("--set", f"ingest.health_port={port}") for port in ports]
+
+    def shares() -> list[float]:
+        return [pipeline.metric("onlinerl_ingest_partitions", port=port) for port in ports]
+
+    wait_until(lambda: shares() == [4.0, 4.0], "4 of 8 partitions each")
+    pipeline.send(*range(200), poison=True)
+    wait_until(lambda: has_everything(pipeline, list(range(200))), "200 rows, once each")
+    read = [pipeline.metric("onlinerl_ingest_records_total", port=port) for port in ports]
+    once = pipeline.start("--once", "--set", "ingest.health_port=0")
+
+    assert all(read)
+    assert sum(read) == 600
+    assert once.wait(timeout=90) == 0
+    assert has_everything(pipeline, list(range(200)))
+    assert [process.poll() for process in processes] == [None, None]

@@ -1,0 +1,116 @@
+"""What the parser of a family reports is what a caller sees, whatever the family."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+
+from onlinerl.serving.family_markup import TagMarkup
+from onlinerl.serving.family_parser import family_parser
+from onlinerl.serving.output_parser import AnswerParser
+from onlinerl.serving.tagged_text import Expected
+from onlinerl.serving.token_codec import TokenCodec
+from tests.serving.small_tokenizers import small_tokenizer
+
+CODEC = TokenCodec(
+    small_tokenizer(["<|end|>", "<tool_call>", "</tool_call>"], plain=["<think>", "</think>"])
+)
+END = CODEC.special["<|end|>"]
+
+
+def answer(text: str, *attempts: ParsedToolCall) -> AnswerParser:
+    """An answer of `text`, in which the family finds `attempts`."""
+    parser = family_parser(
+        CODEC,
+        TagMarkup(),
+        Expected(reasoning=True, tools=True),
+        end_ids=frozenset({END}),
+        parse=lambda ids: ParsedResponse(content="", tool_calls=list(attempts)),
+        choice_index=0,
+        stops=(),
+    )
+    for token_id in CODEC.tokenize(text):
+        parser.push(token_id)
+    parser.end()
+    return parser
+
+
+def attempt(**changes: Any) -> ParsedToolCall:
+    return replace(ParsedToolCall(raw="raw", name="f", arguments={"é": 1}), **changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"é": 1}, '{"é": 1}'),
+        ({}, "{}"),
+        (None, "{}"),
+        ('{"as":  "written"}', '{"as":  "written"}'),
+    ],
+)
+def test_arguments_are_json_text_of_an_object(arguments: object, shown: str) -> None:
+    parser = answer("Hi <tool_call>x</tool_call><|end|>", attempt(arguments=arguments))
+
+    assert parser.content == "Hi"
+    assert [call.arguments for call in parser.tool_calls] == [shown]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"arguments": [1]},
+        {"arguments": "[1]"},
+        {"arguments": "{"},
+        {"name": None},
+        {"status": ToolCallParseStatus.UNCLOSED_BLOCK},
+        {"status": ToolCallParseStatus.UNKNOWN_TOOL},
+        {"status": ToolCallParseStatus.MALFORMED_STRUCTURE},
+    ],
+)
+def test_anything_else_is_the_text_that_it_is(changes: dict[str, object]) -> None:
+    parser = answer("Hi <tool_call>x</tool_call>!<|end|>", attempt(**changes))
+
+    assert parser.content == "Hi <tool_call>x</tool_call>!"
+    assert parser.tool_calls == ()
+
+
+def test_a_value_that_is_no_json_is_still_a_value() -> None:
+    parser = answer("<tool_call>x", attempt(status=ToolCallParseStatus.INVALID_JSON))
+
+    assert [call.name for call in parser.tool_calls] == ["f"]
+
+
+def test_malformed_calls_and_prose_are_shown_in_their_places() -> None:
+    text = "<tool_call>a</tool_call> so <tool_call>b</tool_call> end <|end|>"
+    ids = CODEC.tokenize(text)
+    opens = [at for at, i in enumerate(ids) if i == CODEC.special["<tool_call>"]]
+    closes = [at + 1 for at, i in enumerate(ids) if i == CODEC.special["</tool_call>"]]
+    good, bad = zip(opens, closes, strict=True)
+
+    parser = answer(text, attempt(token_span=good), attempt(name=None, token_span=bad))
+    assert parser.content == "so<tool_call>b</tool_call>end"
+    assert len(parser.tool_calls) == 1
+
+
+def test_a_malformed_call_without_a_place_is_shown_as_the_family_reports_it() -> None:
+    parser = answer("<tool_call>a", attempt(), attempt(name=None, raw="?!"))
+
+    assert parser.content == "?!"
+    assert len(parser.tool_calls) == 1
+
+
+def test_a_draft_without_calls_is_reasoning() -> None:
+    parser = answer("<think>a <tool_call>b")
+
+    assert (parser.content, parser.reasoning) == ("", "a <tool_call>b")
+
+
+def test_markers_come_after_an_unfinished_character() -> None:
+    cut = [*CODEC.tokenize("🙂")[:-1], *CODEC.tokenize("<tool_call>x")]
+    parser = answer("")
+    for token_id in cut:
+        parser.push(token_id)
+    parser.end()
+
+    assert parser.content == "\ufffd<tool_call>x"

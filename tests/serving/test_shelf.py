@@ -1,0 +1,96 @@
+import pytest
+
+from onlinerl.serving.cursor import Cursor
+from onlinerl.serving.segments import Position
+from onlinerl.serving.shelf import Shelf, victims
+
+IDS = {"t": "1"}
+
+
+def shelf(*sizes: int, cursor: Position | None = None) -> Shelf:
+    """Segments 1, 2, … of these sizes."""
+    numbered = dict(enumerate(sizes, start=1))
+    return Shelf(numbered, None if cursor is None else Cursor(cursor, IDS))
+
+
+def test_the_backlog_is_what_lies_behind_the_cursor() -> None:
+    found = shelf(100, 50, 30, cursor=Position(2, 20))
+
+    assert found.backlog_bytes == (50 - 20) + 30
+    assert found.next_number == 4
+    assert found.after_cursor() == [(Position(2, 20), 50), (Position(3, 0), 30)]
+
+
+@pytest.mark.parametrize(
+    ("cursor", "valid"),
+    [
+        (None, Position(1, 0)),
+        (Position(2, 50), Position(2, 50)),
+        (Position(7, 3), Position(4, 0)),
+        (Position(0, 9), Position(1, 0)),
+    ],
+)
+def test_a_cursor_whose_segment_is_gone_is_put_at_the_next(
+    cursor: Position | None, valid: Position
+) -> None:
+    assert shelf(100, 50, 30, cursor=cursor).cursor.position == valid
+
+
+def test_reading_steps_over_what_is_read_to_its_end() -> None:
+    found = shelf(100, 0, 30)
+    found.read_position = Position(1, 100)
+
+    assert found.unread() == (Position(3, 0), 30)
+    found.read_position = Position(3, 30)
+    assert found.unread() is None
+    assert found.unread_bytes == 0
+
+
+def test_a_segment_is_known_from_its_first_byte_on() -> None:
+    found = shelf()
+    found.begin()
+    found.rewind(topic_ids=IDS)
+    found.grow(10)
+
+    assert found.unread() == (Position(1, 0), 10)
+    assert found.closed == {}
+    found.close()
+    assert found.closed == {1: 10}
+
+
+def test_what_is_torn_counts_as_shipped_with_what_is_before_it() -> None:
+    found = shelf(100, 50)
+    found.read_position = Position(1, 60)
+    found.skip_torn(Position(1, 60), Position(1, 100))
+    found.ship(Position(1, 60), topic_ids=IDS)
+
+    assert found.backlog_bytes == 50
+    assert found.shipped() == {1: 100}
+
+
+def test_the_open_segment_is_never_shipped_whole() -> None:
+    found = shelf(100)
+    found.begin()
+    found.grow(10)
+    found.ship(Position(2, 10), topic_ids=IDS)
+
+    assert found.shipped() == {1: 100}
+
+
+@pytest.mark.parametrize(
+    ("retain_bytes", "retain_s", "gone"),
+    [
+        (180, 100.0, []),
+        (179, 100.0, [1]),
+        (79, 100.0, [1, 2]),
+        (-1, 0.0, [1, 2, 3]),
+        (180, 50.0, [1]),
+        (180, 5.0, [1, 2, 3]),
+    ],
+)
+def test_the_oldest_go_until_the_rest_is_small_and_young_enough(
+    retain_bytes: int, retain_s: float, gone: list[int]
+) -> None:
+    shipped, ages_s = {1: 100, 2: 50, 3: 30}, {1: 60.0, 2: 40.0, 3: 10.0}
+
+    assert victims(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s) == gone
