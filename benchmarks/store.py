@@ -34,8 +34,8 @@ from onlinerl.rollout_store.views import connect
 from onlinerl.rollout_store.window import read_window
 
 METHOD = """\
-Synthetic rollouts (benchmarks/rollouts.py: Zipf ids over 49,152, logprobs of a sharp chat model, random
-UUIDs), committed through DeltaStore.append in batches of 5,000 rows as ingest commits them.
+Synthetic rollouts (benchmarks/rollouts.py: Zipf ids over 49,152, logprobs of a sharp chat model,
+random UUIDs), committed through DeltaStore.append in batches of 5,000 rows as ingest commits them.
 Storage: 500 sessions of ten turns, 300 + 60 prompt tokens then 60 a turn, 200 sampled. Bytes per
 sampled token are the Parquet column chunks of ids, logprobs and version spans. The whole table is
 compared with JSONL of the same rows, numbers as Python's json writes what an engine returns, and
@@ -46,14 +46,15 @@ same files bare. Medians of five alternating runs after a warm-up. The same rows
 view, and the training segments built of them, are in the series.
 Rewards: feedback (two metrics, three sources, one in ten on a session) on a tenth as many
 interactions, from 10,000 to 1,000,000 rows, all rewards into Arrow, a fresh process for each size;
-the peak is that process's, libraries included. The exponent is the slope of log time over log rows."""
+the peak is that process's, libraries included. The exponent is the slope of log time over log
+rows."""
 
 NOTES = """\
 Token ids drawn independently compress worse than text does, so bytes per token are an upper bound
 for the same vocabulary. An engine's JSON has 17 digits a logprob; with the 9 that a float32 needs,
-JSONL is smaller (series, jsonl_float32_digits). The disk is local and the files are in the page cache: the ratio is about
-CPU, not about an object store. The reward join starts with opening the tables, which is why the
-exponent is below one at the small end; the series holds each size."""
+JSONL is smaller (series, jsonl_float32_digits). The disk is local and the files are in the page
+cache: the ratio is about CPU, not about an object store. The reward join starts with opening the
+tables, which flattens the curve at the small end; the series holds each size."""
 
 SAMPLED_COLUMNS = ("completion_token_ids", "logprobs", "version_spans")
 JOIN_SIZES = (10_000, 31_600, 100_000, 316_000, 1_000_000)

@@ -1,6 +1,5 @@
 """One incarnation of the topics, read through one connection until they change."""
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -146,9 +145,10 @@ class Following:
 
     def _take_over(self, partitions: frozenset[Partition]) -> None:
         """Read these partitions from where the tables end, whatever was read of them before."""
-        if self._config.mode == "group":
-            with contextlib.suppress(StoreConflict):
-                self._lane.settle()
+        try:
+            self._lane.settle()
+        except StoreConflict as error:
+            self._give_way(error)
         self._gathering.drop()
         self._owned, self.is_assigned, self._is_paused = partitions, True, False
         self._log.seek(self._writer.align(self._topics, partitions))

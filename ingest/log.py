@@ -54,7 +54,7 @@ class EventLog(Protocol):
         ...
 
     def seek(self, positions: Mapping[Partition, int]) -> None:
-        """Read the assigned partitions from these offsets."""
+        """Read the assigned partitions from these offsets; ends a pause."""
         ...
 
     def pause(self) -> None:
@@ -151,7 +151,7 @@ class MemoryLog:
     def seek(self, positions: Mapping[Partition, int]) -> None:
         """See `EventLog`."""
         self._check()
-        self._positions = dict(positions)
+        self._positions, self.paused = dict(positions), False
 
     def pause(self) -> None:
         """See `EventLog`."""

@@ -52,7 +52,7 @@ checked AS (
     LEFT JOIN rules AS r ON r.metric = f.metric AND r.source = f.source
     LEFT JOIN retracted AS x ON x.feedback_id = f.feedback_id AND x.tenant = f.tenant
 )
-SELECT *, {_influence(rewards)} AS influence FROM checked
+{_influence(rewards)}
 """
 
 
@@ -137,8 +137,17 @@ def _rule(
 def _influence(rewards: RewardsConfig) -> str:
     """Share of each feedback that counts, so that no user has more than the cap of a window."""
     if rewards.user_cap is None:
-        return "1.0::DOUBLE"
+        return "SELECT *, 1.0::DOUBLE AS influence FROM checked"
     window = f"floor(epoch(given_at) / {literal(rewards.suspicion.window_s)})"
-    parts = f"PARTITION BY tenant, unused_because, {window}"
-    return f"""CASE WHEN "user" IS NULL THEN 1.0 ELSE least(1.0, {literal(rewards.user_cap)}
-        * count(*) OVER ({parts}) / count(*) OVER ({parts}, "user")) END::DOUBLE"""
+    # Counted apart and joined: windows over the rows themselves would sort all of them.
+    return f"""
+, of_users AS (
+    SELECT tenant, "user", {window} AS bucket, count(*) AS num_own,
+        sum(count(*)) OVER (PARTITION BY tenant, bucket) AS num_all
+    FROM checked WHERE unused_because IS NULL GROUP BY tenant, "user", bucket
+)
+SELECT c.*, CASE WHEN u.num_own IS NULL THEN 1.0
+    ELSE least(1.0, {literal(rewards.user_cap)} * u.num_all / u.num_own) END::DOUBLE AS influence
+FROM checked AS c LEFT JOIN of_users AS u
+    ON u.tenant = c.tenant AND u."user" = c."user" AND u.bucket = {window}
+"""

@@ -45,21 +45,34 @@ def reward_view(rewards: RewardsConfig, *, as_of: datetime) -> str:
     return f"""
 CREATE VIEW rewards AS
 WITH {_metrics(rewards)},
+turns AS MATERIALIZED (FROM reward_turns),
+signals AS MATERIALIZED (
+    SELECT feedback_id, tenant, interaction_id, session_id, choice_index, metric, source, given_at,
+        source_weight, aggregate, is_final, number, influence
+    FROM feedback_signals WHERE unused_because IS NULL
+),
+moments AS (
+    SELECT tenant, session_id, served_at, max(turn) AS turn FROM turns
+    GROUP BY tenant, session_id, served_at
+),
+of_sessions AS (
+    SELECT f.*, m.turn AS last_turn FROM signals AS f ASOF JOIN moments AS m
+        ON m.session_id = f.session_id AND m.tenant = f.tenant AND m.served_at <= f.given_at
+),
 applied AS (
     SELECT t.interaction_id, t.choice_index, t.tenant, false AS of_session, 1.0::DOUBLE AS discount,
         f.* EXCLUDE (interaction_id, session_id, choice_index, tenant)
-    FROM feedback_signals AS f JOIN reward_turns AS t
+    FROM signals AS f JOIN turns AS t
         ON t.interaction_id = f.interaction_id AND t.tenant = f.tenant
         AND (f.choice_index IS NULL OR f.choice_index = t.choice_index)
-    WHERE f.unused_because IS NULL AND {in_time(rewards)}
+    WHERE {in_time(rewards)}
     UNION ALL
     SELECT t.interaction_id, t.choice_index, t.tenant, true,
-        pow({literal(rewards.session_discount)},
-            max(t.turn) OVER (PARTITION BY f.tenant, f.feedback_id) - t.turn),
-        f.* EXCLUDE (interaction_id, session_id, choice_index, tenant)
-    FROM feedback_signals AS f JOIN reward_turns AS t
-        ON t.session_id = f.session_id AND t.tenant = f.tenant AND t.served_at <= f.given_at
-    WHERE f.unused_because IS NULL AND {in_time(rewards)}
+        pow({literal(rewards.session_discount)}, f.last_turn - t.turn),
+        f.* EXCLUDE (interaction_id, session_id, choice_index, tenant, last_turn)
+    FROM of_sessions AS f JOIN turns AS t
+        ON t.session_id = f.session_id AND t.tenant = f.tenant AND t.turn <= f.last_turn
+    WHERE {in_time(rewards)}
 ),
 by_source AS (
     SELECT interaction_id, choice_index, tenant, of_session, metric, source_weight,
@@ -88,7 +101,7 @@ SELECT t.interaction_id, t.choice_index, t.session_id, t.tenant,
     sum(b.num_feedback)::BIGINT AS num_feedback,
     max(b.labelled_at) AS labelled_at,
     least(min(b.final_at), {_listed_at(rewards)}) AS matured_at
-FROM {"all_signals" if _has_defaults(rewards) else "by_metric"} AS b JOIN reward_turns AS t
+FROM {"all_signals" if _has_defaults(rewards) else "by_metric"} AS b JOIN turns AS t
     ON t.interaction_id = b.interaction_id AND t.choice_index = b.choice_index
     AND t.tenant = b.tenant
 GROUP BY t.interaction_id, t.choice_index, t.session_id, t.tenant, t.served_at
@@ -150,7 +163,7 @@ all_signals AS (
     FROM by_metric
     UNION ALL
     SELECT t.interaction_id, t.choice_index, t.tenant, s.signal, 0, 0.0, NULL, NULL
-    FROM reward_turns AS t CROSS JOIN silent AS s
+    FROM turns AS t CROSS JOIN silent AS s
     ANTI JOIN by_metric AS b ON b.interaction_id = t.interaction_id AND b.tenant = t.tenant
         AND b.choice_index = t.choice_index AND b.metric = s.metric
     WHERE t.arm <> 'shadow'

@@ -203,20 +203,20 @@ def with_every_column(stored: Dataset, table: str) -> Dataset:
 
 def _deduplicated(table: str) -> str:
     identity, age = ", ".join(_IDENTITY[table]), _AGE[table]
-    if table != "interactions":
+    if table not in ("interactions", "feedback"):
         return f"""
 CREATE VIEW {table} AS
 SELECT * FROM stored_{table}
 QUALIFY row_number() OVER (PARTITION BY {identity} ORDER BY {age}) = 1
 """
-    # Repeats are rare and rows are wide: look for them in narrow columns, so that tokens are
-    # streamed and never sorted.
+    # Repeats are rare and these rows are many and wide: look for them in narrow columns, so that the
+    # rest is streamed and never sorted.
     return f"""
-CREATE VIEW interactions AS
-SELECT t.* FROM stored_interactions AS t
+CREATE VIEW {table} AS
+SELECT t.* FROM stored_{table} AS t
 LEFT JOIN (
     SELECT {identity}, min(({age})) AS kept
-    FROM stored_interactions GROUP BY {identity} HAVING count(*) > 1
+    FROM stored_{table} GROUP BY {identity} HAVING count(*) > 1
 ) AS repeated USING ({identity})
 WHERE repeated.kept IS NULL OR repeated.kept = (t.ingested_at, t.partition, t."offset")
 """

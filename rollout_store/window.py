@@ -21,15 +21,12 @@ from onlinerl.rollout_store.views import with_every_column
 
 _KEY = ("tenant", "interaction_id", "choice_index")
 _PLACE = ("ingested_at", "partition", "offset")
-_TESTED = ("served_at", "policy")
-_REPEATS = """
-SELECT tenant, interaction_id, choice_index, ingested_at, partition, "offset" FROM stored
-QUALIFY row_number() OVER (
-    PARTITION BY tenant, interaction_id, choice_index ORDER BY ingested_at, partition, "offset"
-) > 1
-"""
-_REPEATED_IDS = """
-SELECT tenant, interaction_id, choice_index FROM stored GROUP BY ALL HAVING count(*) > 1 LIMIT 1
+_TESTED = ("served_at", "policy", "interaction_id")
+_Key = tuple[str, str, int]
+_Place = tuple[object, ...]
+_REPEATED = """
+SELECT tenant, interaction_id, choice_index, min((ingested_at, partition, "offset")) FROM stored
+GROUP BY tenant, interaction_id, choice_index HAVING count(*) > 1
 """
 
 
@@ -71,19 +68,27 @@ def read_window(
 def _batches(
     dataset: Dataset, scope: Scope, wanted: Sequence[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    repeats = _repeats(dataset)
-    helpers = (*_TESTED, *(_KEY + _PLACE if repeats else ("interaction_id",)))
+    first_copies = _first_copies(dataset)
+    helpers = (*_TESTED, *(_KEY + _PLACE if first_copies else ()))
     read = list(dict.fromkeys([*wanted, *helpers]))
     ids = None if scope.interaction_ids is None else pa.array(scope.interaction_ids, pa.string())
     for batch in dataset.to_batches(columns=read, batch_size=batch_rows):
         mask = _in_scope(batch, scope, ids)
-        if repeats:
-            keys = zip(*(batch[name].to_pylist() for name in _KEY + _PLACE), strict=True)
-            mask = compute.and_(mask, pa.array([key not in repeats for key in keys], pa.bool_()))
-        kept = compute.sum(mask).as_py() or 0
-        if kept:
+        if first_copies:
+            mask = compute.and_(mask, _is_kept(batch, first_copies))
+        num_kept = compute.sum(mask).as_py() or 0
+        if num_kept:
             # Filtering copies every token: not where all rows are wanted, which is the rule.
-            yield (batch if kept == batch.num_rows else batch.filter(mask)).select(list(wanted))
+            kept = batch if num_kept == batch.num_rows else batch.filter(mask)
+            yield kept.select(list(wanted))
+
+
+def _is_kept(batch: pa.RecordBatch, first_copies: dict[_Key, _Place]) -> pa.Array:
+    """Whether a row is the only copy of its event, or the first one."""
+    keys = zip(*(batch[name].to_pylist() for name in _KEY), strict=True)
+    places = zip(*(batch[name].to_pylist() for name in _PLACE), strict=True)
+    pairs = zip(keys, places, strict=True)
+    return pa.array([first_copies.get(key, place) == place for key, place in pairs], pa.bool_())
 
 
 def _in_scope(batch: pa.RecordBatch, scope: Scope, ids: pa.Array | None) -> pa.Array:
@@ -99,11 +104,12 @@ def _in_scope(batch: pa.RecordBatch, scope: Scope, ids: pa.Array | None) -> pa.A
     return mask
 
 
-def _repeats(dataset: Dataset) -> set[tuple[object, ...]]:
-    """Later copies of events that are stored twice, which is rare."""
+def _first_copies(dataset: Dataset) -> dict[_Key, _Place]:
+    """Where the first copy lies of each event that is stored twice, which is rare."""
     with duckdb.connect(":memory:") as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("stored", dataset)
-        if not connection.execute(_REPEATED_IDS).fetchall():
-            return set()
-        return set(connection.execute(_REPEATS).fetchall())
+        rows = connection.execute(_REPEATED).fetchall()
+    return {
+        (tenant, interaction, choice): tuple(place) for tenant, interaction, choice, place in rows
+    }

@@ -96,9 +96,7 @@ def create_app(
         ),
         "/v1/feedback": (
             "POST",
-            GuardedRoute(
-                FeedbackRoute(feedback, door, max_body_bytes=config.limits.max_body_bytes)
-            ),
+            GuardedRoute(FeedbackRoute(feedback, door, config=config)),
         ),
         "/v1/models": ("GET", GuardedRoute(ModelsRoute(gateway, keyring))),
         "/health/live": ("GET", _live),

@@ -165,7 +165,10 @@ class TracingConfig(Config):
 
 
 class TimeoutsConfig(Config):
-    """How long the gateway waits for an engine, seconds."""
+    """How long the gateway waits for engines, callers and its own parts, seconds."""
+
+    body_s: float = Field(default=30.0, gt=0)
+    """For a caller to send the whole body of a request, which holds its place; then it gets 408."""
 
     connect_s: float = Field(default=2.0, gt=0)
     """To open a connection."""
@@ -251,6 +254,10 @@ class SpoolConfig(Config):
     segment_bytes: int = Field(default=16 * 2**20, ge=4096)
     """Size at which a segment file is closed and the next begun."""
 
+    gather_s: float = Field(default=0.01, ge=0, le=1)
+    """How long an event may wait in memory for others that are written with it; one whose caller
+    waits for its acknowledgement (feedback) is written at once."""
+
     fsync_s: float = Field(default=1.0, ge=0)
     """Longest time between fsyncs; a process that dies loses nothing, a machine at most this."""
 
@@ -259,6 +266,9 @@ class SpoolConfig(Config):
 
     retain_s: float = Field(default=86_400.0, ge=0)
     """Shipped segments kept for a broker that comes back empty, seconds."""
+
+    ship_linger_s: float = Field(default=0.1, ge=0, le=10)
+    """Pause after a batch that was not full, so that the next one is larger."""
 
     ship_batch: int = Field(default=500, ge=1, le=10_000)
     """Events sent to Kafka before their acknowledgement is awaited."""
@@ -349,7 +359,7 @@ class GatewayConfig(Config):
     """OpenTelemetry traces."""
 
     timeouts: TimeoutsConfig = TimeoutsConfig()
-    """How long the gateway waits for an engine."""
+    """How long the gateway waits for engines, callers and its own parts."""
 
     routing: RoutingConfig = RoutingConfig()
     """Which replica a request goes to, and when one that fails is left alone."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from onlinerl.serving.family_markup import ChannelMarkup, FamilyMarkup
 from onlinerl.serving.family_splitter import ChannelSplitter, HeldCallsSplitter
+from onlinerl.serving.json_text import read_json_text
 from onlinerl.serving.output_parser import AnswerParser, Part, Said, Splitter, new_call_id
 from onlinerl.serving.request import ToolCall
 from onlinerl.serving.tagged_text import Expected
@@ -123,11 +124,10 @@ def _call(attempt: "ParsedToolCall") -> ToolCall | None:
 
 def _arguments(parsed: object) -> str | None:
     """JSON text of an object; None for anything else."""
-    if isinstance(parsed, str):
-        try:
-            return parsed if isinstance(json.loads(parsed), dict) else None
-        except ValueError:
-            return None
     if parsed is None:
         return "{}"
-    return json.dumps(parsed, ensure_ascii=False) if isinstance(parsed, dict) else None
+    try:
+        text = parsed if isinstance(parsed, str) else json.dumps(parsed, ensure_ascii=False)
+        return text if isinstance(read_json_text(text), dict) else None
+    except (ValueError, RecursionError):
+        return None

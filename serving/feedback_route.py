@@ -4,6 +4,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from onlinerl.serving.auth import narrowed
+from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.feedback import FeedbackDesk
 from onlinerl.serving.http import read_json, send_json
 from onlinerl.serving.wire_route import CONSENT_HEADER, Door
@@ -12,10 +13,10 @@ from onlinerl.serving.wire_route import CONSENT_HEADER, Door
 class FeedbackRoute:
     """Takes feedback. It counts among the requests in flight, not for the rate of its key."""
 
-    def __init__(self, desk: FeedbackDesk, door: Door, *, max_body_bytes: int) -> None:
+    def __init__(self, desk: FeedbackDesk, door: Door, *, config: GatewayConfig) -> None:
         self._desk = desk
         self._door = door
-        self._max_body_bytes = max_body_bytes
+        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take one feedback or a list; 200 also for an identical retry."""
@@ -23,6 +24,6 @@ class FeedbackRoute:
         caller = self._door.keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
         consent = narrowed(caller.consent, headers.get(CONSENT_HEADER))
         with self._door.admission.enter(caller, is_rated=False):
-            body = await read_json(scope, receive, max_bytes=self._max_body_bytes)
+            body = await read_json(scope, receive, config=self._config)
             answer = await self._desk.take(body, caller=caller, consent=consent)
         await send_json(send, answer)

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from onlinerl.serving.json_text import read_json_text
+
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
 _RESULT_OPEN = "<tool_response>"
@@ -69,12 +71,14 @@ def read_call(text: str) -> WrittenCall | None:
     """The call that `text` (between the markers) is; None when it is not one."""
     try:
         members = _members(text.strip())
-        name = json.loads(members["name"])
+        name = read_json_text(members["name"])
         arguments = members.get("arguments", "{}")
-        is_call = isinstance(name, str) and name and isinstance(json.loads(arguments), dict)
+        has_arguments = isinstance(read_json_text(arguments), dict)
     except (ValueError, KeyError, RecursionError):
         return None
-    return WrittenCall(name=name, arguments=arguments) if is_call else None
+    if not (isinstance(name, str) and name and has_arguments):
+        return None
+    return WrittenCall(name=name, arguments=arguments)
 
 
 def ends_inside_text(text: str) -> bool:

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import json
 import logging
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from starlette.datastructures import Headers
@@ -13,12 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from onlinerl.errors import EngineFailed, RequestRefused
 from onlinerl.serving.answer import Answer
+from onlinerl.serving.config import GatewayConfig
+from onlinerl.serving.json_text import read_json_text
 from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.openai_error import error_body, to_json
 
 logger = logging.getLogger(__name__)
-
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 Envelope = Callable[[RequestRefused | EngineFailed], dict[str, object]]
@@ -123,17 +121,30 @@ def _error_headers(error: RequestRefused | EngineFailed) -> dict[str, str]:
     return default | (error.headers if isinstance(error, RequestRefused) else {})
 
 
-async def read_json(scope: Scope, receive: Receive, *, max_bytes: int) -> object:
+async def read_json(scope: Scope, receive: Receive, *, config: GatewayConfig) -> object:
     """The body of a request, as JSON.
 
     Raises:
-        RequestRefused: 413 when it is larger than `max_bytes`, 400 when it is not JSON or holds
-            what is no Unicode text.
+        RequestRefused: 413 when it is larger than `limits.max_body_bytes`, 408 when it takes longer
+            than `timeouts.body_s`, 400 when it is not JSON or holds what is no Unicode text.
     """
-    too_large = RequestRefused(f"the body is larger than {max_bytes} bytes", 413)
+    max_bytes, timeout_s = config.limits.max_body_bytes, config.timeouts.body_s
     declared = Headers(scope=scope).get("content-length", "0")
     if declared.isdigit() and int(declared) > max_bytes:
-        raise too_large
+        raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            body = await _read(receive, max_bytes=max_bytes)
+    except TimeoutError as error:
+        why = f"the body did not come within {timeout_s} s"
+        raise RequestRefused(why, 408, headers={"connection": "close"}) from error
+    try:
+        return read_json_text(body.decode())
+    except ValueError as error:
+        raise RequestRefused(f"the body is not JSON: {error}") from error
+
+
+async def _read(receive: Receive, *, max_bytes: int) -> bytearray:
     body = bytearray()
     more = True
     while more:
@@ -142,20 +153,13 @@ async def read_json(scope: Scope, receive: Receive, *, max_bytes: int) -> object
             raise ClientGone
         body += message.get("body", b"")
         if len(body) > max_bytes:
-            raise too_large
+            raise _too_large(max_bytes)
         more = message.get("more_body", False)
-    try:
-        value = json.loads(bytes(body), parse_constant=_refuse_constant)
-        if _SURROGATE.search(body) is not None:
-            # A lone one is JSON and no text: nothing that is sent or logged can hold it.
-            json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused(f"the body is not JSON: {error}") from error
-    return value
+    return body
 
 
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
+def _too_large(max_bytes: int) -> RequestRefused:
+    return RequestRefused(f"the body is larger than {max_bytes} bytes", 413)
 
 
 @contextlib.asynccontextmanager

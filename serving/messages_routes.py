@@ -21,8 +21,7 @@ class CountTokensRoute:
         headers = Headers(scope=scope)
         caller = self._door.keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
         with self._door.admission.enter(caller):
-            limit = self._gateway.config.limits.max_body_bytes
-            body = await read_json(scope, receive, max_bytes=limit)
+            body = await read_json(scope, receive, config=self._gateway.config)
             request = read_counted(body)
             number = self._gateway.count_tokens(request, caller=caller, terms=terms_of(headers))
         await json_response({"input_tokens": number})(scope, receive, send)

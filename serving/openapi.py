@@ -36,7 +36,7 @@ _BODIES: Mapping[str, type[BaseModel]] = {
     "ResponsesRequest": ResponsesBody,
     "Feedback": FeedbackBody,
 }
-_REFUSALS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 502, 503, 504)
+_REFUSALS = (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
 """What a request for an answer may be told instead."""
 
 
@@ -110,7 +110,7 @@ def _answers(policy: str) -> Json:
                 "requestBody": _body("CountTokensRequest", {"model": policy, "messages": said}),
                 "responses": {
                     "200": json_content("The count.", ref("TokenCount")),
-                    **_failures((400, 401, 403, 404, 413, 429, 500), "AnthropicError"),
+                    **_failures((400, 401, 403, 404, 408, 413, 429, 500), "AnthropicError"),
                 },
             }
         },
@@ -161,7 +161,7 @@ def _feedback() -> Json:
                 },
                 "responses": {
                     "200": json_content("It is stored.", ref("FeedbackTaken")),
-                    **_failures((400, 401, 409, 413, 429, 500, 503), "OpenAIError"),
+                    **_failures((400, 401, 408, 409, 413, 429, 500, 503), "OpenAIError"),
                 },
             }
         }

@@ -91,6 +91,9 @@ class Shipper:
                 self._metrics.shipped.inc(len(batch))
             else:
                 self._spool.prune()
+            if 0 < len(batch) < self._config.ship_batch:
+                # Small batches would cost requests more time than they save events.
+                self._stopping.wait(self._config.ship_linger_s)
 
     def _ship_again(self, topic_ids: dict[str, str]) -> None:
         self._metrics.reshipped.inc()

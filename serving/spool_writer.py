@@ -56,6 +56,8 @@ class SpoolWriter:
         self._metrics = metrics
         self._queue: deque[tuple[bytes, _OnStored]] = deque()
         self._queued_bytes = 0
+        self._num_awaited = 0
+        """Queued records whose caller waits until they are stored."""
         self._closing = False
         self._rolling = False
         self._appender = Appender(folder, fsync_s=config.fsync_s)
@@ -87,7 +89,11 @@ class SpoolWriter:
             self._check_room(len(data))
             self._queue.append((data, on_stored))
             self._queued_bytes += len(data)
-            self._changed.notify_all()
+            if on_stored is not None:
+                self._num_awaited += 1
+            if on_stored is not None or len(self._queue) == 1:
+                # Waking the thread takes time from the request; one wake is enough for many.
+                self._changed.notify_all()
 
     def roll(self, *, timeout_s: float) -> bool:
         """Store what is queued and close its segment; whether that was done in time."""
@@ -134,6 +140,8 @@ class SpoolWriter:
         wait_s = self._config.fsync_s if self._appender.is_unsynced else _WAKE_S
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing or self._rolling, wait_s)
+            if self._queue:
+                self._changed.wait_for(self._is_urgent, self._config.gather_s)
             batch, closing = self._next_batch(), self._closing
         try:
             self._write(batch)
@@ -148,6 +156,9 @@ class SpoolWriter:
         if batch:
             self._note_health()
         return closing and not batch
+
+    def _is_urgent(self) -> bool:
+        return bool(self._num_awaited) or self._closing or self._rolling
 
     def _next_batch(self) -> list[tuple[bytes, _OnStored]]:
         batch: list[tuple[bytes, _OnStored]] = []
@@ -171,8 +182,9 @@ class SpoolWriter:
         self._appender.append(data)
         with self._changed:
             self._shelf.grow(len(data))
-            for _ in batch:
+            for _, on_stored in batch:
                 self._queue.popleft()
+                self._num_awaited -= on_stored is not None
             self._queued_bytes -= len(data)
             self.num_stored += len(batch)
             self._changed.notify_all()

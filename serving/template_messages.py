@@ -9,6 +9,7 @@ from itertools import groupby
 
 from onlinerl.serving import hermes
 from onlinerl.serving.control_tokens import ControlTokens
+from onlinerl.serving.json_text import read_json_text
 from onlinerl.serving.request import Conversation, Message, Tool, ToolCall
 
 TemplateMessage = dict[str, object]
@@ -62,7 +63,7 @@ def hermes_messages(
 def arguments_object(call: ToolCall) -> object:
     """The arguments of a call, parsed; the text itself when it is not JSON."""
     try:
-        return json.loads(call.arguments)
+        return read_json_text(call.arguments)
     except ValueError:
         return call.arguments
 

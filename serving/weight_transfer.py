@@ -40,9 +40,19 @@ from vllm.platforms import current_platform
 
 from onlinerl.deploy.delta import HostTensor, Weights, read_checkpoint
 from onlinerl.errors import WeightsError
+from onlinerl.serving.cpu_seeds import leave_generators_alone
+from onlinerl.serving.cpu_speculation import repair
 from onlinerl.serving.weight_stage import Staged, StageRequest, WeightStage
 
 logger = logging.getLogger(__name__)
+
+if current_platform.is_cpu():
+    # Every worker imports this file, for the sake of `WeightWorker`.
+    from vllm.v1.sample import rejection_sampler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    leave_generators_alone(GPUModelRunner)
+    repair(rejection_sampler)
 
 _TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

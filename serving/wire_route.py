@@ -67,7 +67,7 @@ class WireRoute:
         held = False
         try:
             config = self._gateway.config
-            body = await read_json(scope, receive, max_bytes=config.limits.max_body_bytes)
+            body = await read_json(scope, receive, config=config)
             asked = Asked(body=body, headers=headers, caller=caller, config=config)
             call = _Call(
                 request=await self._wire.read(asked),

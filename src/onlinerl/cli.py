@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     add = _Commands(commands, shared)
     add("up", _up, "start the one-machine stack and keep it running until Ctrl-C")
     add("doctor", _doctor, "check a configuration and the parts it names, one line each")
-    add("gateway", _gateway, "serve OpenAI clients and log every token")
+    add("gateway", _gateway, "serve OpenAI and Anthropic clients and log every token")
     add("engine", _engine, "run one vLLM replica with the weight transfer plugin")
     ingest = add("ingest", _ingest, "move events from Kafka into the tables, exactly once")
     ingest.add_argument("--once", action="store_true", help="stop at the end of the topics")

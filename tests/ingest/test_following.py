@@ -59,9 +59,10 @@ class Eventful(MemoryLog):
         return fetched
 
 
+@pytest.mark.parametrize("max_batch_rows", [3, 1000], ids=["written at once", "still held"])
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_what_was_read_of_partitions_that_go_is_dropped_and_read_by_who_gets_them(
-    world: World, after: int
+    world: World, after: int, max_batch_rows: int
 ) -> None:
     other = world.writer(exclusive=False)
     other.claim()
@@ -79,7 +80,8 @@ def test_what_was_read_of_partitions_that_go_is_dropped_and_read_by_who_gets_the
 
     world.log = Eventful(after=after, happens=second_takes_partition_1)
     expected = fill(world, 16)
-    run(world, world.writer(exclusive=False), **GROUP, max_batch_age_s=3600)
+    config = GROUP | {"max_batch_rows": max_batch_rows, "max_batch_age_s": 3600}
+    run(world, world.writer(exclusive=False), **config)
 
     assert world.counts("interactions", "interaction_id") == expected
 
@@ -120,6 +122,42 @@ def test_a_batch_that_another_process_stored_already_is_dropped_and_reading_goes
     expected = fill(world, 12)
     run(world, world.writer(exclusive=False), **GROUP)
 
+    assert world.counts("interactions", "interaction_id") == expected
+
+
+class Told(TableWriter):
+    """Counts how often it was too late."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world.store, recent_ids=100, now=lambda: NOON, exclusive=False)
+        self.num_late = 0
+
+    def write(self, route: Route, records: Sequence[LogRecord]) -> None:
+        try:
+            super().write(route, records)
+        except StoreConflict:
+            self.num_late += 1
+            raise
+
+
+def test_what_was_dropped_in_the_middle_of_the_log_is_read_again(world: World) -> None:
+    zombie, writer = world.writer(exclusive=False), Told(world)
+    zombie.claim()
+
+    def zombie_commits(log: Eventful) -> None:
+        zombie.align(log.topics(), ALL)
+        zombie.write(ROUTES[0], log._logs[INTERACTIONS_TOPIC, 0].records[:1])
+
+    class Waits(Eventful):
+        def poll(self, timeout_s: float) -> Fetched:
+            quiet = self.left <= 0 and not writer.num_late
+            return Fetched() if quiet else super().poll(timeout_s)
+
+    world.log = Waits(after=1, happens=zombie_commits)
+    expected = fill(world, 12)
+    run(world, writer, **GROUP)
+
+    assert writer.num_late == 1
     assert world.counts("interactions", "interaction_id") == expected
 
 

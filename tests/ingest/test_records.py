@@ -50,6 +50,7 @@ def test_the_columns_are_those_of_the_row_model_value_by_value() -> None:
         sampling={"temperature": 0.5, "seed": 3, "stop": ["x", "y"]},
         choices=[
             completion([], choice_index=2, mask_spans=[]),
+            completion([4], choice_index=1),
             completion([9], mask_spans=[{"start": 0, "end": 1}], routed_experts="AA=="),
         ],
     )

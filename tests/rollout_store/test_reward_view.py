@@ -66,6 +66,18 @@ def test_several_values_of_one_source_are_aggregated_as_declared(
     assert rewards(tmp_path, interaction(), *events, config=config) == {("i1", 0): reward}
 
 
+@pytest.mark.parametrize(("aggregate", "reward"), [("last", 0.75), ("first", 0.25)])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["f1 first", "f2 first"])
+def test_values_of_one_instant_are_ordered_by_their_ids(
+    tmp_path: Path, aggregate: str, reward: float, order: tuple[int, int]
+) -> None:
+    events = [feedback("f1", value=0.25), feedback("f2", value=0.75)]
+    config = spec(MetricConfig.model_validate({"name": "accepted", "aggregate": aggregate}))
+
+    found = rewards(tmp_path, interaction(), *(events[n] for n in order), config=config)
+    assert found == {("i1", 0): reward}
+
+
 def test_sources_are_averaged_by_weight_not_by_number(tmp_path: Path) -> None:
     events = [
         feedback("f1", value=1.0, source="user"),
@@ -273,7 +285,7 @@ def test_feedback_after_the_attribution_window_does_not_count(tmp_path: Path) ->
         interaction("i1"),
         interaction("i2", served_at=after(1)),
         feedback("f1", interaction_id="i1", given_at=after(1)),
-        feedback("f2", interaction_id="i1", value=0.0, given_at=after(1.1)),
+        feedback("f2", interaction_id="i1", value=0.5, given_at=after(1.1)),
         feedback("f3", session_id="s1", value=2.0, given_at=after(1.5)),
     ]
 
@@ -339,7 +351,7 @@ def test_a_user_above_the_cap_weighs_less_within_a_row_and_so_does_the_row(
         feedback("f5", interaction_id="i3", value=1.0),
         # the next day eve is alone: 0.25 * 1 / 1
         feedback("f6", interaction_id="i3", user="eve", value=1.0, given_at=after(1440)),
-        feedback("f7", interaction_id="i3", user="eve", metric="other", given_at=after(1440)),
+        feedback("f7", interaction_id="i3", user="ann", metric="other", given_at=after(1440)),
     ]
     connection = views_of(tmp_path, *events, rewards=config)
 

@@ -17,13 +17,20 @@ Event = InteractionEvent | FeedbackEvent
 
 
 def stored(folder: Path, events: Sequence[Event]) -> DeltaStore:
-    """Tables with these events."""
+    """Tables with these events, each at an offset of its own."""
     store = DeltaStore(str(folder / "store"))
     store.create()
     interactions = [
-        row for e in events if isinstance(e, InteractionEvent) for row in interaction_rows(e)
+        row
+        for offset, e in enumerate(events)
+        if isinstance(e, InteractionEvent)
+        for row in interaction_rows(e, offset=offset)
     ]
-    feedback = [feedback_row(e) for e in events if isinstance(e, FeedbackEvent)]
+    feedback = [
+        feedback_row(e, offset=offset)
+        for offset, e in enumerate(events)
+        if isinstance(e, FeedbackEvent)
+    ]
     if interactions:
         store.append("interactions", to_table(interactions))
     if feedback:

@@ -111,6 +111,22 @@ async def test_an_engine_that_fails_gives_the_place_back(renderer: Renderer) -> 
     assert (await ask(world)).status == 200
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/messages/count_tokens", "/v1/feedback"]
+)
+async def test_a_body_that_does_not_come_gives_its_place_back(
+    renderer: Renderer, path: str
+) -> None:
+    world = await limited(renderer, max_in_flight=1)
+    slow = Caller(world.app, path=path)
+    slow._sent_body = True  # nothing comes until it leaves
+    await slow.done()
+
+    assert (slow.status, slow.headers["connection"]) == (408, "close")
+    assert "did not come within 0.5 s" in slow.received.decode()
+    assert (await ask(world)).status == 200
+
+
 ONCE = {"idempotency-key": "k1"}
 
 

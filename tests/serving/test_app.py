@@ -680,6 +680,27 @@ async def test_a_lone_surrogate_is_refused(world: World, path: str, raw: bytes) 
     assert "surrogates not allowed" in caller.json["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    "raw", [b'{"user": "\xed\xa0\x80"}', b'{"user": "\xff"}', '{"user": "a"}'.encode("utf-16")]
+)
+async def test_a_body_that_is_not_utf_8_is_refused(world: World, raw: bytes) -> None:
+    caller = await Caller(world.app, raw=raw).done()
+
+    assert caller.status == 400
+    assert "'utf-8' codec can't decode" in caller.json["error"]["message"]
+
+
+async def test_a_body_that_is_nested_too_deeply_is_refused(world: World) -> None:
+    schema: dict[str, Any] = {"<|im_end|>": 1}
+    for _ in range(300):
+        schema = {"properties": schema}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    caller = await ask(world, body(tools=[tool]))
+
+    assert caller.status == 400
+    assert "nested deeper than 128 levels" in caller.json["error"]["message"]
+
+
 async def test_a_session_id_must_be_plain(world: World) -> None:
     caller = await ask(world, headers={"x-onlinerl-session-id": "a b"})
 

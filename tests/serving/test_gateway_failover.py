@@ -73,6 +73,7 @@ async def test_an_abort_of_a_constrained_answer_is_told_as_an_error_and_logged_a
     caller = await ask(world, body(response_format={"type": "json_object"}))
 
     (event,) = world.interactions
+    assert caller.status is not None
     assert caller.status >= 500
     assert event.choices[0].finish_reason == "abort"
     assert not event.trainable

@@ -1,9 +1,15 @@
+import asyncio
+
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
+from onlinerl.errors import EngineFailed
+from onlinerl.serving.config import LimitsConfig
 from onlinerl.serving.metrics import MAX_VERSIONS, GatewayMetrics
+from onlinerl.serving.template_renderer import TemplateRenderer
+from tests.serving.world import Caller, body, make_world
 
 
 def answered(metrics: GatewayMetrics, version: str, *, num_tokens: int = 3) -> None:
@@ -57,3 +63,40 @@ def test_versions_are_bounded_and_sums_over_them_never_go_down(versions: list[in
     assert text.count("onlinerl_gateway_answers_total{") <= MAX_VERSIONS + 1
     for version in versions[-1:]:
         assert value(metrics, "ttft_seconds_count", policy_version=f"assistant/{version}") >= 1
+
+
+def counters(registry: CollectorRegistry) -> dict[str, float]:
+    """Sums of everything that only counts up, over all labels."""
+    sums: dict[str, float] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            counts = family.type == "counter" or sample.name.endswith(("_bucket", "_count", "_sum"))
+            if counts and not sample.name.endswith("_created"):
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+    return sums
+
+
+async def test_whatever_happens_to_many_requests_at_once_no_counter_goes_down(
+    renderer: TemplateRenderer,
+) -> None:
+    world = make_world(renderer, num_engines=3, limits=LimitsConfig(max_in_flight=12))
+    for replica in world.gateway.pool.replicas:
+        await world.gateway.pool.look(replica)
+    before = counters(world.gateway.metrics.registry)
+    for round_number in range(2 * MAX_VERSIONS):
+        for engine in world.engines:
+            engine.version = f"assistant/{round_number + 1}"
+            engine.failure = EngineFailed("no", 418) if round_number % 5 == 4 else None
+            engine.hold_at = 2 if round_number % 3 == 2 else None
+        callers = [Caller(world.app, json_body=body(stream=n % 2 == 0)) for n in range(14)]
+        for caller in callers[:: 1 if world.engine.hold_at else 4]:
+            await asyncio.sleep(0)
+            caller.leave()
+        for caller in callers:
+            await caller.done()
+            now = counters(world.gateway.metrics.registry)
+            assert {name for name in before if now[name] < before[name]} == set()
+            before = now
+        await world.ended()
+
+    assert before["onlinerl_gateway_requests_total"] == 14 * 2 * MAX_VERSIONS

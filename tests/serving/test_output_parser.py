@@ -241,6 +241,21 @@ def test_reading_a_call_never_fails(text: str) -> None:
 
 def test_a_deeply_nested_call_is_no_call() -> None:
     assert hermes.read_call('{"name": "f", "arguments": ' + '{"a":' * 100_000) is None
+    deep = '{"a":' * 200 + "1" + "}" * 200
+    assert hermes.read_call(f'{{"name": "f", "arguments": {deep}}}') is None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        r'{"name": "f", "arguments": {"a": NaN}}',
+        r'{"name": "f", "arguments": {"a": 1e999}}',
+        r'{"name": "f", "arguments": {"a": "\ud800"}}',
+        r'{"name": "f\ud800", "arguments": {}}',
+    ],
+)
+def test_a_call_that_no_client_could_read_or_send_back_is_no_call(call: str) -> None:
+    assert hermes.read_call(call) is None
 
 
 def answer(

@@ -148,6 +148,22 @@ async def test_a_call_that_is_echoed_in_another_spelling_still_extends(
 
 
 @pytest.mark.parametrize(
+    "arguments", [r'{"city": "\ud800"}', '{"city":' * 2000 + "1" + "}" * 2000, '{"city": NaN}']
+)
+async def test_arguments_that_are_not_quite_json_are_told_to_the_model_as_they_were_written(
+    chatml: TemplateRenderer, arguments: str
+) -> None:
+    world = await started(make_world(chatml, max_model_len=32_768))
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+    caller = await ask(
+        world, with_tools(messages=after_call({"role": "assistant", "tool_calls": [call]}))
+    )
+
+    assert caller.status == 200
+    assert f'"arguments": {arguments}}}' in world.renderer.decode(world.engine.requests[0].token_ids)
+
+
+@pytest.mark.parametrize(
     ("reasoning", "extends"), [(None, True), ("Rome, surely.", True), ("Paris!", False)]
 )
 async def test_reasoning_may_be_dropped_and_not_be_changed(
