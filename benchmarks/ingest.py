@@ -37,11 +37,11 @@ METHOD = """\
 {broker} on the same machine holds {records} interactions of {size:.0f} bytes (70 prompt and 80
 sampled tokens, zstd batches of 512 KiB as the gateway ships them). In turns, {rounds} times: (a) a
 bare kafka-python poll loop that calls json.loads on every value; (b) `onlinerl ingest --once` into
-empty tables on local disk. Each is a process of its own; the time starts before the first
-connection and ends after the last record, for (b) after the last commit. Both check CRCs: {crcs}
-(kafka-python needs the package crc32c to do that quickly). rows_per_s and ratio_vs_bare_loop are
-medians, the ratio that of neighbours. rss_peak_mib is the highest resident size of (b) over all
-rounds{long}."""
+empty tables on local disk, which exist already. Each is a process of its own; the time starts
+before the first connection and ends after the last record, for (b) after the last commit. Both
+check CRCs: {crcs} (kafka-python needs the package crc32c to do that quickly). rows_per_s and
+ratio_vs_bare_loop are medians, the ratio that of neighbours. rss_peak_mib is the highest resident
+size of (b) over all rounds{long}."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def main() -> None:
     """Measure and write `results/ingest.json`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--long", type=int, default=1_000_000 if KAFKA_LAUNCHER else 0)
     parser.add_argument("--out", type=Path, default=RESULTS / "ingest.json")
     parser.add_argument("--drain", choices=("bare", "ingest"), help=argparse.SUPPRESS)
@@ -221,6 +221,7 @@ def drain_into_tables(bootstrap: str, folder: Path) -> Run:
         "broker.embedded = false\ningest.health_port = 0\n"
     )
     settings = load(folder / "onlinerl.toml")
+    DeltaStore(settings.store_root).create()
     started, cpu = time.perf_counter(), time.process_time()
     run_ingest(settings, once=True)
     seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 _FETCH_BYTES = 16 * 1024**2
 """Most bytes of one answer of the broker, compressed; one record may be larger."""
 
+_FETCH_WAIT_MS = 25
+"""How long the broker may wait for records of a quiet topic: it answers one question at a time, so
+a busy topic waits as long."""
+
 _POLL_BYTES = 8 * 1024**2
 """About how many bytes one poll brings: the number of records follows their size."""
 
@@ -77,6 +81,7 @@ class KafkaLog:
                     allow_auto_create_topics=False,
                     check_crcs=checks_crcs(check_crcs),
                     fetch_max_bytes=_FETCH_BYTES,
+                    fetch_max_wait_ms=_FETCH_WAIT_MS,
                     max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
                     request_timeout_ms=max(timeout_ms, session_ms + 1000 if group_id else 0),
                     session_timeout_ms=session_ms,

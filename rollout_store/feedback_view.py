@@ -3,12 +3,9 @@
 `feedback_signals` is internal: feedback as numbers, before it meets what it is about.
 """
 
-from typing import get_args
-
-from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
-from onlinerl.rollout_store.reward_view import in_time
-from onlinerl.rollout_store.schema import FeedbackSource
-from onlinerl.rollout_store.sql import literal, values_table
+from onlinerl.rollout_store.config import RewardsConfig
+from onlinerl.rollout_store.reward_rules import in_time, rules_table, window_number
+from onlinerl.rollout_store.sql import literal
 
 OUTCOMES = {
     "counts": "It is part of a reward.",
@@ -29,13 +26,13 @@ def signals_view(rewards: RewardsConfig) -> str:
     """`CREATE VIEW` for `feedback_signals`; what has `unused_because` counts nowhere."""
     return f"""
 CREATE VIEW feedback_signals AS
-WITH {_rules(rewards)},
+WITH {rules_table(rewards)},
 retracted AS (
     SELECT DISTINCT tenant, retracts AS feedback_id FROM feedback WHERE retracts IS NOT NULL
 ),
 checked AS (
     SELECT f.feedback_id, f.tenant, f.interaction_id, f.session_id, f.choice_index, f.metric,
-        f.source, f."user", f."value", f.given_at, r.source_weight, r.aggregate, r.is_final,
+        f.source, f."user", f."value", f.given_at, r.rule_no,
         CASE WHEN r.threshold IS NULL THEN f."value"
             ELSE (f."value" >= r.passes_at)::INTEGER - r.threshold END AS number,
         CASE
@@ -110,35 +107,11 @@ WHERE p.consented
 """
 
 
-def _rules(rewards: RewardsConfig) -> str:
-    every_source: tuple[FeedbackSource, ...] = get_args(FeedbackSource)
-    return values_table(
-        "rules(metric, source, source_weight, aggregate, is_bool, is_final, threshold, passes_at)",
-        [_rule(rewards, metric, source) for metric in rewards.metrics for source in every_source],
-        empty=("", "", 0.0, "", False, False, 0.0, 0.0),
-    )
-
-
-def _rule(
-    rewards: RewardsConfig, metric: MetricConfig, source: FeedbackSource
-) -> tuple[str | float | None, ...]:
-    return (
-        metric.name,
-        source,
-        rewards.source_weight(metric, source),
-        metric.aggregate_of(source),
-        metric.type == "bool",
-        metric.final,
-        metric.threshold,
-        metric.passes_at,
-    )
-
-
 def _influence(rewards: RewardsConfig) -> str:
     """Share of each feedback that counts, so that no user has more than the cap of a window."""
     if rewards.user_cap is None:
         return "SELECT *, 1.0::DOUBLE AS influence FROM checked"
-    window = f"floor(epoch(given_at) / {literal(rewards.suspicion.window_s)})"
+    window = window_number(rewards)
     # Counted apart and joined: windows over the rows themselves would sort all of them.
     return f"""
 , of_users AS (

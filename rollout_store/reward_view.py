@@ -7,12 +7,21 @@ averaged by weight. Feedback on a completion and feedback on its session are two
 turned into numbers alone and added. Feedback on a session counts on the turns that were served by
 the time it was given, discounted once per such turn that followed. What has neither feedback nor a
 declared default has no row.
+
+Between the two joins a row is numbers only: ids and names would make it ten times as large.
 """
 
 from datetime import datetime
 
 from onlinerl.rollout_store.config import Aggregate, RewardsConfig
-from onlinerl.rollout_store.sql import literal, values_table
+from onlinerl.rollout_store.reward_rules import (
+    defaults_table,
+    in_time,
+    interval,
+    rules_by_aggregate,
+    rules_table,
+)
+from onlinerl.rollout_store.sql import literal
 
 TURNS_VIEW = """
 CREATE VIEW reward_turns AS
@@ -22,33 +31,30 @@ FROM interactions
 """
 """Internal: completions, without their tokens, and the place of each in its session."""
 
-_AGGREGATES: dict[Aggregate, tuple[str, str]] = {
-    "last": (
-        "arg_max({0}, (given_at, feedback_id))",
-        "arg_max({0}, (given_at, feedback_id))",
-    ),
-    "first": (
-        "arg_min({0}, (given_at, feedback_id))",
-        "arg_min({0}, (given_at, feedback_id))",
-    ),
-    "mean": ("sum({0} * influence) / sum(influence)", "sum({0} * influence) / sum(influence)"),
-    "sum": ("sum({0} * influence)", "sum({0} * influence) / sum(influence)"),
+_LAST, _FIRST = "arg_max({0}, order_no)", "arg_min({0}, order_no)"
+_MEAN = "sum({0} * influence) / sum(influence)"
+_VALUES: dict[Aggregate, str] = {
+    "last": _LAST,
+    "first": _FIRST,
+    "mean": _MEAN,
+    "sum": "sum({0} * influence)",
 }
-"""How values become one, and how their discounts do: averaged for a sum, whose offset counts once.
+"""How values become one; they weigh by what the cap leaves of their user's influence."""
 
-Values weigh by the influence that their user has left, which is 1 without a cap.
-"""
+_DISCOUNTS = _VALUES | {"sum": _MEAN}
+"""As the values that they belong to; averaged for a sum, to which the offset is added once."""
 
 
 def reward_view(rewards: RewardsConfig, *, as_of: datetime) -> str:
     """`CREATE VIEW` for `rewards`; what is not yet mature at `as_of` is left out."""
+    low, high = map(literal, rewards.clip)
     return f"""
 CREATE VIEW rewards AS
-WITH {_metrics(rewards)},
-turns AS MATERIALIZED (FROM reward_turns),
+WITH {rules_table(rewards)},
+turns AS MATERIALIZED (SELECT row_number() OVER () AS turn_no, * FROM reward_turns),
 signals AS MATERIALIZED (
-    SELECT feedback_id, tenant, interaction_id, session_id, choice_index, metric, source, given_at,
-        source_weight, aggregate, is_final, number, influence
+    SELECT tenant, interaction_id, session_id, choice_index, rule_no, number, influence, given_at,
+        row_number() OVER (ORDER BY given_at, feedback_id) AS order_no
     FROM feedback_signals WHERE unused_because IS NULL
 ),
 moments AS (
@@ -60,86 +66,62 @@ of_sessions AS (
         ON m.session_id = f.session_id AND m.tenant = f.tenant AND m.served_at <= f.given_at
 ),
 applied AS (
-    SELECT t.interaction_id, t.choice_index, t.tenant, false AS of_session, 1.0::DOUBLE AS discount,
-        f.* EXCLUDE (interaction_id, session_id, choice_index, tenant)
+    SELECT t.turn_no, false AS of_session, 1.0::DOUBLE AS discount,
+        f.rule_no, f.number, f.influence, f.given_at, f.order_no
     FROM signals AS f JOIN turns AS t
         ON t.interaction_id = f.interaction_id AND t.tenant = f.tenant
         AND (f.choice_index IS NULL OR f.choice_index = t.choice_index)
     WHERE {in_time(rewards)}
     UNION ALL
-    SELECT t.interaction_id, t.choice_index, t.tenant, true,
-        pow({literal(rewards.session_discount)}, f.last_turn - t.turn),
-        f.* EXCLUDE (interaction_id, session_id, choice_index, tenant, last_turn)
+    SELECT t.turn_no, true, pow({literal(rewards.session_discount)}, f.last_turn - t.turn),
+        f.rule_no, f.number, f.influence, f.given_at, f.order_no
     FROM of_sessions AS f JOIN turns AS t
         ON t.session_id = f.session_id AND t.tenant = f.tenant AND t.turn <= f.last_turn
     WHERE {in_time(rewards)}
 ),
 by_source AS (
-    SELECT interaction_id, choice_index, tenant, of_session, metric, source_weight,
-        {_aggregated(rewards, "number * discount", 0)} AS "value",
-        {_aggregated(rewards, "discount", 1)} AS discount,
+    SELECT turn_no, of_session, rule_no,
+        {_aggregated(rewards, "number * discount", _VALUES)} AS "value",
+        {_aggregated(rewards, "discount", _DISCOUNTS)} AS discount,
         count(*) AS num_feedback, sum(influence) AS influence, max(given_at) AS labelled_at,
-        min(given_at) FILTER (is_final) AS final_at
-    FROM applied
-    GROUP BY interaction_id, choice_index, tenant, of_session, metric, source, source_weight,
-        aggregate
+        min(given_at) AS first_at
+    FROM applied GROUP BY turn_no, of_session, rule_no
 ),
 by_metric AS (
-    SELECT s.interaction_id, s.choice_index, s.tenant, s.of_session, s.metric,
-        m.weight * sum(s.source_weight * (m.scale * s."value" + m."offset" * s.discount))
-            / sum(s.source_weight) AS signal,
+    SELECT s.turn_no, r.metric_no,
+        any_value(r.weight)
+            * sum(r.source_weight * (r.scale * s."value" + r."offset" * s.discount))
+            / sum(r.source_weight) AS signal,
         sum(s.num_feedback) AS num_feedback, sum(s.influence) AS influence,
-        max(s.labelled_at) AS labelled_at, min(s.final_at) AS final_at
-    FROM by_source AS s JOIN metrics AS m ON s.metric = m.metric
-    GROUP BY s.interaction_id, s.choice_index, s.tenant, s.of_session, s.metric,
-        m.weight, m.scale, m."offset"
-){_defaults(rewards)}
+        max(s.labelled_at) AS labelled_at, min(s.first_at) FILTER (r.is_final) AS final_at
+    FROM by_source AS s JOIN rules AS r USING (rule_no)
+    GROUP BY s.turn_no, s.of_session, r.metric_no
+){_defaults(rewards)},
+by_turn AS (
+    SELECT turn_no, sum(signal) AS signal, sum(num_feedback)::BIGINT AS num_feedback,
+        sum(influence) AS influence, max(labelled_at) AS labelled_at, min(final_at) AS final_at
+    FROM {"all_signals" if _has_defaults(rewards) else "by_metric"} GROUP BY turn_no
+)
 SELECT t.interaction_id, t.choice_index, t.session_id, t.tenant,
-    least(greatest(sum(b.signal), {literal(rewards.clip[0])}), {literal(rewards.clip[1])})::DOUBLE
-        AS reward,
-    coalesce(sum(b.influence) / nullif(sum(b.num_feedback), 0), 1)::DOUBLE AS weight,
-    sum(b.num_feedback)::BIGINT AS num_feedback,
-    max(b.labelled_at) AS labelled_at,
-    least(min(b.final_at), {_listed_at(rewards)}) AS matured_at
-FROM {"all_signals" if _has_defaults(rewards) else "by_metric"} AS b JOIN turns AS t
-    ON t.interaction_id = b.interaction_id AND t.choice_index = b.choice_index
-    AND t.tenant = b.tenant
-GROUP BY t.interaction_id, t.choice_index, t.session_id, t.tenant, t.served_at
-HAVING min(b.final_at) IS NOT NULL OR {_listed_at(rewards)} <= {literal(as_of)}
+    least(greatest(b.signal, {low}), {high})::DOUBLE AS reward,
+    coalesce(b.influence / nullif(b.num_feedback, 0), 1)::DOUBLE AS weight,
+    b.num_feedback, b.labelled_at, least(b.final_at, {_listed_at(rewards)}) AS matured_at
+FROM by_turn AS b JOIN turns AS t USING (turn_no)
+WHERE b.final_at IS NOT NULL OR {_listed_at(rewards)} <= {literal(as_of)}
 """
 
 
-def in_time(rewards: RewardsConfig) -> str:
-    """Whether feedback `f` came within the attribution window of turn `t`, as SQL."""
-    if rewards.attribution_window_s is None:
-        return "true"
-    return f"f.given_at <= t.served_at + {_interval(rewards.attribution_window_s)}"
-
-
 def _listed_at(rewards: RewardsConfig) -> str:
-    return f"t.served_at + {_interval(rewards.listed_after_s)}"
+    return f"t.served_at + {interval(rewards.listed_after_s)}"
 
 
-def _interval(seconds: float) -> str:
-    return f"to_microseconds({int(seconds * 1e6)})"
-
-
-def _metrics(rewards: RewardsConfig) -> str:
-    return values_table(
-        'metrics(metric, weight, scale, "offset")',
-        [(m.name, m.weight, m.scale, m.offset) for m in rewards.metrics],
-        empty=("", 0.0, 0.0, 0.0),
-    )
-
-
-def _aggregated(rewards: RewardsConfig, number: str, which: int) -> str:
-    """One expression that aggregates a number of each metric and source in its own way."""
-    used = {m.aggregate for m in rewards.metrics}
-    used |= {a for m in rewards.metrics for a in m.aggregates.values()}
+def _aggregated(rewards: RewardsConfig, number: str, by: dict[Aggregate, str]) -> str:
+    """One expression that aggregates a number of each rule in its own way."""
     cases = " ".join(
-        f"WHEN '{name}' THEN {_AGGREGATES[name][which].format(number)}" for name in sorted(used)
+        f"WHEN rule_no IN ({', '.join(map(str, rules))}) THEN {by[aggregate].format(number)}"
+        for aggregate, rules in rules_by_aggregate(rewards).items()
     )
-    return f"CASE aggregate {cases} END" if cases else "NULL::DOUBLE"
+    return f"CASE {cases} END" if cases else "NULL::DOUBLE"
 
 
 def _has_defaults(rewards: RewardsConfig) -> bool:
@@ -147,24 +129,16 @@ def _has_defaults(rewards: RewardsConfig) -> bool:
 
 
 def _defaults(rewards: RewardsConfig) -> str:
-    """What counts where a metric has no feedback; nobody judges what a shadow answered."""
+    """Silence where it is declared to say something; nobody judges what a shadow answered."""
     if not _has_defaults(rewards):
         return ""
-    silent = values_table(
-        "silent(metric, signal)",
-        [(m.name, m.weight * m.default) for m in rewards.metrics if m.default is not None],
-        empty=("", 0.0),
-    )
     return f""",
-{silent},
+{defaults_table(rewards)},
 all_signals AS (
-    SELECT interaction_id, choice_index, tenant, signal, num_feedback, influence, labelled_at,
-        final_at
-    FROM by_metric
+    SELECT turn_no, signal, num_feedback, influence, labelled_at, final_at FROM by_metric
     UNION ALL
-    SELECT t.interaction_id, t.choice_index, t.tenant, s.signal, 0, 0.0, NULL, NULL
+    SELECT t.turn_no, s.signal, 0, 0.0, NULL, NULL
     FROM turns AS t CROSS JOIN silent AS s
-    ANTI JOIN by_metric AS b ON b.interaction_id = t.interaction_id AND b.tenant = t.tenant
-        AND b.choice_index = t.choice_index AND b.metric = s.metric
+    ANTI JOIN by_metric AS b ON b.turn_no = t.turn_no AND b.metric_no = s.metric_no
     WHERE t.arm <> 'shadow'
 )"""

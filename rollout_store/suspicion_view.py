@@ -5,15 +5,15 @@ Feedback without a user is counted and never a user's.
 """
 
 from onlinerl.rollout_store.config import RewardsConfig
+from onlinerl.rollout_store.reward_rules import interval, window_number
 from onlinerl.rollout_store.sql import literal
 
 
 def suspicions_view(rewards: RewardsConfig) -> str:
     """`CREATE VIEW` for `suspicions`: one row per tenant, kind, subject and window."""
     rule = rewards.suspicion
-    window = f"to_timestamp(floor(epoch(given_at) / {literal(rule.window_s)})"
-    window += f" * {literal(rule.window_s)})"
-    burst = f"to_microseconds({int(rule.burst_s * 1e6)})"
+    window = f"to_timestamp({window_number(rewards)} * {literal(rule.window_s)})"
+    burst = interval(rule.burst_s)
     return f"""
 CREATE VIEW suspicions AS
 WITH live AS (

@@ -5,8 +5,10 @@ take out events that were stored twice. Nothing here writes.
 """
 
 import tempfile
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -127,8 +129,12 @@ def connect(
 def _limit(connection: duckdb.DuckDBPyConnection, limits: StoreConfig) -> None:
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"SET memory_limit = '{limits.query_memory_mib}MiB'")
-    # Else what does not fit would be written into the current folder.
-    connection.execute("SET temp_directory = ?", [tempfile.gettempdir()])
+    # Else what does not fit would be written into the current folder. Of its own, because SQL may
+    # read and write below it; DuckDB makes it when it is needed and takes it away again.
+    spill = Path(tempfile.gettempdir()) / f"onlinerl-query-{uuid.uuid4().hex}"
+    connection.execute("SET temp_directory = ?", [str(spill)])
+    # Of an Arrow scan DuckDB expects one row, and for few rows it compares all with all.
+    connection.execute("SET asof_loop_join_threshold = 0")
     if limits.query_threads:
         connection.execute(f"SET threads = {limits.query_threads}")
 

@@ -1,6 +1,6 @@
 """One admitted request: everything about it that is known before the first token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -45,8 +45,8 @@ class Exchange:
     """The whole prompt."""
     lineage: Lineage
     policy: str
-    policy_version: str
-    """What the engine served when the request began."""
+    version: Callable[[], str]
+    """Tells what answers; it changes while another replica may still take the request over."""
     arm: Arm = "champion"
     arm_probability: float | None = None
     """Probability with which this session was given `arm`."""
@@ -54,6 +54,11 @@ class Exchange:
     served_at: datetime
     started: float
     """`time.monotonic` of the arrival."""
+
+    @property
+    def policy_version(self) -> str:
+        """What the replica that answers served when it began."""
+        return self.version()
 
     def event(
         self,

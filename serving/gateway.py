@@ -163,7 +163,7 @@ class Gateway:
             prompt_ids=prompt.token_ids,
             lineage=prompt.lineage,
             policy=self.policy,
-            policy_version=route.version,
+            version=lambda: route.version,
             arm=route.arm,
             arm_probability=route.arm_probability,
             renderer=self.renderer.name(tools_of(request)),

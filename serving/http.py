@@ -51,9 +51,10 @@ class GuardedRoute:
                 await self._fail(RequestRefused("the gateway failed", 500), send)
 
     async def _fail(self, error: RequestRefused | EngineFailed, send: Send) -> None:
-        await send_json(
-            send, self._envelope(error), status=error.status, headers=_error_headers(error)
-        )
+        with contextlib.suppress(OSError):  # nobody takes it any more
+            await send_json(
+                send, self._envelope(error), status=error.status, headers=_error_headers(error)
+            )
 
 
 class CountedApp:

@@ -154,14 +154,15 @@ def _blocks(content: str | Sequence[object], *, at: str, kinds: Kinds) -> list[P
 
 def _block(block: object, *, at: str, kinds: Kinds) -> Parameters:
     kind = block.get("type") if isinstance(block, dict) else None
-    if isinstance(block, dict) and kind not in kinds:
+    model = kinds.get(kind) if isinstance(kind, str) else None
+    if isinstance(block, dict) and model is None:
         raise _no_such_block(kind, at=at, kinds=kinds)
-    return checked(kinds.get(str(kind), _Text), block, at=at, harmless=_HARMLESS)
+    return checked(model or _Text, block, at=at, harmless=_HARMLESS)
 
 
 def _no_such_block(kind: object, *, at: str, kinds: Kinds) -> RequestRefused:
     known = {**_USER, **_ASSISTANT}
-    if kind in known:
+    if isinstance(kind, str) and kind in known:
         return wrong(f"{at}.type", f"{kind!r} cannot stand here: give {', '.join(kinds)}")
     return unsupported(f"{at}.type", f"{kind!r} is none of {', '.join(known)}")
 

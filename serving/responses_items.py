@@ -226,9 +226,10 @@ def _kind(item: object, *, at: str) -> type[Parameters]:
     if not isinstance(item, dict):
         raise wrong(at, "must be a JSON object")
     name = item.get("type") or "message"
-    if name not in _KINDS:
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
         raise unsupported(f"{at}.type", f"{name!r} is not one of {', '.join(_KINDS)}")
-    return _KINDS[name]
+    return kind
 
 
 def _text(content: str | Sequence[object], *, at: str) -> str:

@@ -108,7 +108,7 @@ class Shadows:
         shadow = replace(
             exchange,
             interaction_id=self._new_id(),
-            policy_version=route.version,
+            version=lambda: route.version,
             arm="shadow",
             arm_probability=route.arm_probability,
             served_at=datetime.now(UTC),

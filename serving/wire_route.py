@@ -22,7 +22,7 @@ from onlinerl.serving.idempotency import Idempotency, Once, once
 from onlinerl.serving.ids import check_session_id
 from onlinerl.serving.limits import Admission, Ticket
 from onlinerl.serving.request import Request
-from onlinerl.serving.wire import Asked, Wire
+from onlinerl.serving.wire import Asked, StreamWriter, Wire
 
 logger = logging.getLogger(__name__)
 
@@ -101,15 +101,14 @@ class WireRoute:
         self, exchange: Exchange, answer: Answer, call: _Call, *, receive: Receive, send: Send
     ) -> bool:
         """Send the answer; whether the caller got all of it."""
-        headers = {**_id_headers(exchange), **call.ticket.headers}
         whole = False
         async with leaving_when_gone(answer, receive):
             reply = self._stream if call.request.stream else self._whole
-            whole = await reply(exchange, answer, headers=headers, send=send)
+            whole = await reply(exchange, answer, limits=call.ticket.headers, send=send)
         return whole
 
     async def _whole(
-        self, exchange: Exchange, answer: Answer, *, headers: Mapping[str, str], send: Send
+        self, exchange: Exchange, answer: Answer, *, limits: Mapping[str, str], send: Send
     ) -> bool:
         outcomes = await answer.whole()
         if answer.left:
@@ -117,34 +116,39 @@ class WireRoute:
         fault = await self._keep(exchange, outcomes)
         if fault is not None:
             raise fault
-        await send_json(send, self._wire.whole(exchange, outcomes), headers=headers)
+        await send_json(
+            send,
+            self._wire.whole(exchange, outcomes),
+            headers={**_id_headers(exchange), **limits},
+        )
         return True
 
     async def _stream(
-        self, exchange: Exchange, answer: Answer, *, headers: Mapping[str, str], send: Send
+        self, exchange: Exchange, answer: Answer, *, limits: Mapping[str, str], send: Send
     ) -> bool:
         """Send events as pieces come; the status waits for the first: an early error keeps it."""
-        writer = self._wire.writer(exchange)
-        opened = False
+        writer: StreamWriter | None = None
         try:
             async for batch in answer.batches():
-                # Opened before it writes: a writer may number what it writes.
-                head = b"" if opened else writer.open()
+                head = b""
+                if writer is None:
+                    # Only now it is known which version answers. Opened before it writes: a writer
+                    # may number what it writes.
+                    writer = self._wire.writer(exchange)
+                    head = writer.open()
+                    await send(_stream_start({**_id_headers(exchange), **limits}))
                 data = head + b"".join([writer.write(piece) for piece in batch])
-                if not opened:
-                    opened = True
-                    await send(_stream_start(headers))
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
             outcomes = await answer.whole()
         except EngineFailed as failure:
             if answer.left:
                 return False
-            if not opened:
+            if writer is None:
                 raise
             await _end(send, writer.fail(failure))
             return False
-        if answer.left:
+        if answer.left or writer is None:
             return False
         fault = await self._keep(exchange, outcomes)
         await _end(send, writer.close(outcomes) if fault is None else writer.fail(fault))

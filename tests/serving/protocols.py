@@ -50,7 +50,7 @@ def exchange(request: Request, **changes: Any) -> Exchange:
         "prompt_ids": [1, 2, 3],
         "lineage": Lineage(session_id="session-1"),
         "policy": "assistant",
-        "policy_version": "assistant/1",
+        "version": lambda: "assistant/1",
         "renderer": Renderer(name="test", hash="00"),
         "served_at": datetime(2026, 1, 2, tzinfo=UTC),
         "started": 0.0,

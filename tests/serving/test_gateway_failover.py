@@ -39,6 +39,9 @@ async def test_a_dead_replica_costs_no_request_and_one_row_is_logged(
 
     assert [caller.status for caller in callers] == [200] * 4
     assert all(b"error" not in caller.received for caller in callers)
+    told = {caller.headers["x-onlinerl-policy-version"] for caller in callers}
+    assert told == {"assistant/2"}, "the version of the replica that answered"
+    assert all(b'"system_fingerprint":"assistant/2"' in caller.received for caller in callers)
     assert len(world.interactions) == 4
     for event in world.interactions:
         assert [span.version for span in event.choices[0].version_spans] == ["assistant/2"]

@@ -93,6 +93,8 @@ def test_a_result_that_is_an_error_says_so() -> None:
     ("block", "param"),
     [
         ({"type": "image", "source": {}}, "type"),
+        ({"type": ["text"], "text": "x"}, "type"),
+        ({"type": {}}, "type"),
         ({"type": "document", "source": {}}, "type"),
         ({"type": "redacted_thinking", "data": "x"}, "type"),
         (text("x", citations=[{"type": "char_location"}]), "citations"),

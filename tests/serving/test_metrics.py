@@ -79,16 +79,16 @@ def counters(registry: CollectorRegistry) -> dict[str, float]:
 async def test_whatever_happens_to_many_requests_at_once_no_counter_goes_down(
     renderer: TemplateRenderer,
 ) -> None:
-    world = make_world(renderer, num_engines=3, limits=LimitsConfig(max_in_flight=12))
+    world = make_world(renderer, num_engines=3, limits=LimitsConfig(max_in_flight=6))
     for replica in world.gateway.pool.replicas:
         await world.gateway.pool.look(replica)
     before = counters(world.gateway.metrics.registry)
-    for round_number in range(2 * MAX_VERSIONS):
+    for round_number in range(MAX_VERSIONS + 10):
         for engine in world.engines:
             engine.version = f"assistant/{round_number + 1}"
             engine.failure = EngineFailed("no", 418) if round_number % 5 == 4 else None
             engine.hold_at = 2 if round_number % 3 == 2 else None
-        callers = [Caller(world.app, json_body=body(stream=n % 2 == 0)) for n in range(14)]
+        callers = [Caller(world.app, json_body=body(stream=n % 2 == 0)) for n in range(8)]
         for caller in callers[:: 1 if world.engine.hold_at else 4]:
             await asyncio.sleep(0)
             caller.leave()
@@ -99,4 +99,6 @@ async def test_whatever_happens_to_many_requests_at_once_no_counter_goes_down(
             before = now
         await world.ended()
 
-    assert before["onlinerl_gateway_requests_total"] == 14 * 2 * MAX_VERSIONS
+    text = generate_latest(world.gateway.metrics.registry).decode()
+    for seen in ('"client_disconnect"', '"stop"', 'status="418"', 'status="429"', '"older"'):
+        assert seen in text

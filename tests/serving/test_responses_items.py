@@ -121,6 +121,8 @@ def test_reasoning_that_follows_an_answer_begins_the_next() -> None:
         ({"role": "user", "content": 7}, "content"),
         ({"role": "robot", "content": "x"}, "role"),
         ({"type": "web_search_call", "id": "x"}, "type"),
+        ({"type": ["message"], "role": "user", "content": "x"}, "type"),
+        ({"type": {"a": 1}}, "type"),
         ({"type": "item_reference", "id": "x"}, "type"),
         (output("nobody"), "call_id"),
         (call("a", arguments={}), "arguments"),
