@@ -6,6 +6,7 @@ route too. Recordings: `python -m benchmarks.record`.
 """
 
 import asyncio
+import json
 import sys
 
 import uvloop
@@ -24,7 +25,8 @@ def events(name: str) -> list[bytes]:
 
 GENERATE = events("generate.sse")
 CHAT = events("chat.sse")
-WHOLE = (RECORDED / "chat.json").read_bytes()
+GENERATE_WHOLE = (RECORDED / "generate.json").read_bytes()
+CHAT_WHOLE = (RECORDED / "chat.json").read_bytes()
 
 
 async def _replay(request: web.Request, recording: list[bytes]) -> web.StreamResponse:
@@ -41,8 +43,16 @@ async def _replay(request: web.Request, recording: list[bytes]) -> web.StreamRes
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
-    """`/inference/v1/generate`."""
-    return await _replay(request, GENERATE)
+    """`/inference/v1/generate`, whole or streamed."""
+    if json.loads(await request.read())["stream"]:
+        return await _replay(request, GENERATE)
+    return await _whole(request, GENERATE_WHOLE)
+
+
+async def _whole(request: web.Request, recording: bytes) -> web.Response:
+    if request.app[STEP_S]:
+        await asyncio.sleep(request.app[STEP_S] * len(GENERATE))
+    return web.Response(body=recording, content_type="application/json")
 
 
 async def chat(request: web.Request) -> web.StreamResponse:
@@ -50,10 +60,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     if body.get("stream"):
         return await _replay(request, CHAT)
-    step_s = request.app[STEP_S]
-    if step_s:
-        await asyncio.sleep(step_s * len(CHAT))
-    return web.Response(body=WHOLE, content_type="application/json")
+    return await _whole(request, CHAT_WHOLE)
 
 
 async def healthy(_: web.Request) -> web.Response:

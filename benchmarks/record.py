@@ -20,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "Write a long story about a support desk
 
 
 def main() -> None:
-    """Write the three recordings."""
+    """Write the recordings."""
     model = smollm2()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -40,6 +40,7 @@ def main() -> None:
         RECORDED.mkdir(exist_ok=True)
         for name, path, body in (
             ("generate.sse", "/inference/v1/generate", generate),
+            ("generate.json", "/inference/v1/generate", {**generate, "stream": False}),
             ("chat.sse", "/v1/chat/completions", {**chat, "stream": True}),
             ("chat.json", "/v1/chat/completions", chat),
         ):

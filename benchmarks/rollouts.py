@@ -54,7 +54,8 @@ def random_ids(random: np.random.Generator, count: int, *, first: int = 0) -> ND
 def token_ids(random: np.random.Generator, count: int) -> NDArray[np.int32]:
     """Ids by frequency rank, scattered over the vocabulary."""
     scatter = np.random.default_rng(7).permutation(VOCABULARY).astype(np.int32)
-    return scatter[np.searchsorted(_CUMULATIVE, random.random(count), side="right")]
+    ranks = np.searchsorted(_CUMULATIVE, random.random(count), side="right")
+    return np.asarray(scatter[ranks], dtype=np.int32)
 
 
 def logprobs(random: np.random.Generator, count: int) -> NDArray[np.float32]:
@@ -62,7 +63,7 @@ def logprobs(random: np.random.Generator, count: int) -> NDArray[np.float32]:
     sure = -random.lognormal(-6.0, 2.5, count)
     unsure = -random.exponential(1.2, count)
     drawn = np.where(random.random(count) < 0.6, sure, unsure)
-    return np.maximum(drawn, -20.0).astype(np.float32)
+    return np.asarray(np.maximum(drawn, -20.0), dtype=np.float32)
 
 
 def make_turns(
@@ -102,7 +103,7 @@ def interactions_table(
 ) -> pa.Table:
     """The turns as rows of the table `interactions`."""
     count = len(turns.turn)
-    parents = np.where(turns.turn == 0, None, np.roll(turns.interaction_ids.astype(object), 1))
+    parents = _null_where(turns.turn == 0, np.roll(turns.interaction_ids, 1))
     num_sampled = int(turns.num_sampled.sum())
     columns: dict[str, object] = {
         "interaction_id": turns.interaction_ids,
@@ -138,8 +139,8 @@ def feedback_table(
     given = turns.served_at[target] + random.integers(1, 3_000, num_rows).astype("timedelta64[s]")
     columns: dict[str, object] = {
         "feedback_id": random_ids(random, num_rows, first=1 << 40),
-        "interaction_id": np.where(about_session, None, turns.interaction_ids[target]),
-        "session_id": np.where(about_session, turns.session_ids[target], None),
+        "interaction_id": _null_where(about_session, turns.interaction_ids[target]),
+        "session_id": _null_where(~about_session, turns.session_ids[target]),
         "metric": np.array(["accepted", "stars"])[random.integers(0, 2, num_rows)],
         "value": random.integers(0, 2, num_rows).astype(np.float64),
         "source": np.array(["user", "judge", "verifier"])[random.integers(0, 3, num_rows)],
@@ -211,6 +212,10 @@ def _lists(
     return pa.ListArray.from_arrays(
         pa.array(offsets), pa.array(values, kind), type=pa.list_(element)
     )
+
+
+def _null_where(missing: NDArray[np.bool_], values: NDArray[np.str_]) -> pa.Array:
+    return pa.array(values, pa.string(), mask=missing)
 
 
 def batches(table: pa.Table, size: int) -> Sequence[pa.Table]:

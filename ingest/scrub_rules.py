@@ -1,7 +1,10 @@
 """What the built-in rules find. Each is a pattern and, where there is one, a checksum.
 
 Pure functions of text; positions are in characters. The patterns have bounded repetition, so that
-no text makes them slow.
+no text makes them slow, and each is only tried where a cheaper look says that it may match.
+
+What stands beside a finding may be a letter of a script without spaces, or the escape of a line
+break within JSON: only ASCII letters and digits make it a part of something longer.
 """
 
 import ipaddress
@@ -12,36 +15,64 @@ Span = tuple[int, int]
 """Start and end (exclusive), in characters."""
 Finder = Callable[[str], Iterator[Span]]
 
-_EMAIL = re.compile(r"(?<![\w.%+-])[\w.%+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}(?![\w-])")
-_PHONE = re.compile(
-    r"(?<![\w+.-])(?:"
-    r"(?:\+|00)[1-9](?:[ ().\-/]{0,2}\d){6,14}"  # international
-    r"|(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}"  # North America
-    r"|0\d{1,4}[ /]\d{3,8}(?:[ -]\d{2,6}){0,4}"  # national, with a leading zero
-    r")(?![\w-])"
+_BEGINS = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
+_ENDS = r"(?![A-Za-z0-9])"
+_GAP = r"[ .\-\u00a0\u2007\u2009\u202f\u2010-\u2015]"
+"""Between groups of digits: spaces, dots and dashes of all kinds."""
+
+_LOCAL = re.compile(r"[\w.%+-]{1,64}\Z")
+_DOMAIN = re.compile(
+    rf"(?:[\w-]{{1,63}}\.){{1,8}}(?:xn--[A-Za-z0-9-]{{2,59}}|[A-Za-z]{{2,24}}{_ENDS}|[^\W\d_]{{2,24}})"
 )
-_CARD = re.compile(r"(?<![\w-])[2-6]\d{3}(?:[ -]?\d){9,15}(?![\w-])")
-_IBAN = re.compile(r"(?<!\w)([A-Za-z]{2})\d{2}(?: ?[A-Za-z0-9]){11,30}")
-_IPV4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)")
-_IPV6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,8}(?![\w:])")
+_DIGITS = re.compile(r"\d(?:[^A-Za-z\d]{0,3}\d){6}")
+_PHONE = re.compile(
+    r"(?:(?<![A-Za-z0-9+.\-])|(?<=\\[nrt]))(?:"
+    rf"(?:\+|00)[1-9](?:(?:{_GAP}|[()/]){{0,2}}\d){{6,14}}"  # international
+    rf"|(?:\(\d{{3}}\) ?|\d{{3}}{_GAP})\d{{3}}{_GAP}\d{{4}}"  # North America
+    # National, with a leading zero.
+    r"|(?:0\d{1,4}[ /\u00a0]|\(0\d{1,4}\)[ /\u00a0]?)\d{3,8}(?:[ \u00a0-]\d{2,6}){0,4}"
+    r")(?![A-Za-z0-9]|-\d)"
+)
+_CARD = re.compile(rf"\d(?:{_GAP}{{0,2}}\d){{12,}}")
+_CARD_BEGINS = re.compile(rf"{_BEGINS}[2-6\uff12-\uff16]")
+_IBAN_DIGITS = re.compile(r"\d{2,}")
+_IBAN_BEGINS = re.compile(_BEGINS)
+_IBAN_GAP = re.compile(_GAP)
+_IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}(?![A-Za-z0-9]|\.\d)")
+_IPV4_BEGINS = re.compile(r"(?:(?<![A-Za-z0-9.])|(?<=\\[nrt]))")
+_IPV6_HINT = re.compile(r"::|:[0-9A-Fa-f]{1,4}:[0-9A-Fa-f]{1,4}:")
+_IPV6 = re.compile(
+    r"(?:(?<![A-Za-z0-9:.])|(?<=\\[nrt])|(?<=[G-Zg-z]:))"
+    r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,8}(?![A-Za-z0-9:])"
+)
 _SECRETS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----"  # of any kind, whole or cut off
-        r"[\s\S]{0,16384}?(?:-----END [A-Z ]{0,32}KEY-----|\Z)",
-        r"(?<!\w)sk-[A-Za-z0-9_-]{20,256}",  # OpenAI, Anthropic and those who copied the form
-        r"(?<!\w)orl-[A-Za-z0-9_-]{43}(?!\w)",  # onlinerl
-        r"(?<!\w)(?:AKIA|ASIA)[0-9A-Z]{16}(?!\w)",  # AWS
-        r"(?<!\w)gh[pousr]_[A-Za-z0-9]{36,255}",  # GitHub
-        r"(?<!\w)github_pat_[A-Za-z0-9_]{22,255}",
-        r"(?<!\w)glpat-[A-Za-z0-9_-]{20,255}",  # GitLab
-        r"(?<!\w)xox[abeprs]-[A-Za-z0-9-]{10,255}",  # Slack
-        r"(?<!\w)AIza[0-9A-Za-z_-]{35}(?!\w)",  # Google
-        r"(?<!\w)(?:sk|rk|pk)_(?:live|test)_[0-9A-Za-z]{16,255}",  # Stripe
-        r"(?<!\w)hf_[A-Za-z0-9]{30,255}",  # Hugging Face
-        r"(?<!\w)eyJ[\w-]{8,4096}\.eyJ[\w-]{8,8192}\.[\w-]{8,4096}",  # JSON web tokens
+    (mark, re.compile(pattern if mark == "PRIVATE KEY" else _BEGINS + pattern))
+    for mark, pattern in (
+        (
+            "PRIVATE KEY",  # of any kind, whole or cut off
+            r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY(?: BLOCK)?-----(?:"
+            r"[\s\S]{0,65536}?-----END [A-Z ]{0,32}KEY(?: BLOCK)?-----|[\s\S]{0,65536})",
+        ),
+        ("sk-", r"sk-[A-Za-z0-9_-]{20,1024}"),  # OpenAI, Anthropic and those who copied the form
+        ("orl-", rf"orl-[A-Za-z0-9_-]{{43}}{_ENDS}"),  # onlinerl
+        ("AKIA", rf"AKIA[0-9A-Z]{{16}}{_ENDS}"),  # AWS
+        ("ASIA", rf"ASIA[0-9A-Z]{{16}}{_ENDS}"),
+        ("gh", r"gh[pousr]_[A-Za-z0-9]{36,255}"),  # GitHub
+        ("github_pat_", r"github_pat_[A-Za-z0-9_]{22,255}"),
+        ("glpat-", r"glpat-[A-Za-z0-9_-]{20,255}"),  # GitLab
+        ("xox", r"xox[abeprs]-[A-Za-z0-9-]{10,255}"),  # Slack
+        ("AIza", rf"AIza[0-9A-Za-z_-]{{35}}{_ENDS}"),  # Google
+        ("ya29.", r"ya29\.[0-9A-Za-z_-]{20,1024}"),
+        ("k_", r"(?:sk|rk|pk)_(?:live|test)_[0-9A-Za-z]{16,255}"),  # Stripe
+        ("hf_", r"hf_[A-Za-z0-9]{30,255}"),  # Hugging Face
+        ("gsk_", r"gsk_[A-Za-z0-9]{40,255}"),  # Groq
+        ("npm_", r"npm_[A-Za-z0-9]{36,255}"),
+        ("pypi-", r"pypi-[A-Za-z0-9_-]{50,1024}"),
+        ("SG.", r"SG\.[\w-]{16,64}\.[\w-]{16,128}"),  # SendGrid
+        ("eyJ", r"eyJ[\w-]{8,4096}\.eyJ[\w-]{8,8192}\.[\w-]{8,4096}"),  # JSON web tokens
     )
 )
+"""By what a text has to contain for the pattern to be tried."""
 _IBAN_LENGTHS = {
     "AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22,
     "BR": 29, "BY": 28, "CH": 21, "CR": 22, "CY": 28, "CZ": 24, "DE": 22, "DK": 18, "DO": 28,
@@ -58,35 +89,61 @@ _IBAN_LENGTHS = {
 
 def emails(text: str) -> Iterator[Span]:
     """Addresses with a domain of at least two labels."""
-    return _spans(_EMAIL, text) if "@" in text else iter(())
+    at = text.find("@")
+    while at >= 0:
+        local = _LOCAL.search(text, max(at - 64, 0), at)
+        domain = _DOMAIN.match(text, at + 1)
+        if local is not None and domain is not None:
+            yield local.start(), domain.end()
+        at = text.find("@", at + 1)
 
 
 def phones(text: str) -> Iterator[Span]:
     """Numbers in international form, in North American form, or with a leading zero and a space."""
+    if _DIGITS.search(text) is None:
+        return
     for start, end in _spans(_PHONE, text):
         if 7 <= sum(character.isdigit() for character in text[start:end]) <= 15:
             yield start, end
 
 
 def cards(text: str) -> Iterator[Span]:
-    """Payment cards: 13 to 19 digits with the right check digit (Luhn, ISO/IEC 7812-1)."""
-    for start, end in _spans(_CARD, text):
-        if luhn(re.sub(r"\D", "", text[start:end])):
-            yield start, end
+    """Payment cards: 13 to 19 digits with the right check digit (Luhn, ISO/IEC 7812-1).
+
+    Other numbers may stand beside one, such as its date or code, apart from it by a gap.
+    """
+    for match in _CARD.finditer(text):
+        places = [at for at in range(*match.span()) if text[at].isdigit()]
+        done = match.start()
+        for first, start in enumerate(places):
+            if start < done or _CARD_BEGINS.match(text, start) is None:
+                continue
+            end = _end_of_card(text, places[first : first + 20])
+            if end is not None:
+                yield start, end
+                done = end
 
 
 def ibans(text: str) -> Iterator[Span]:
     """Account numbers of the country's length with the right check digits (ISO 13616)."""
-    for match in _IBAN.finditer(text):
-        end = _end_of_iban(text, match.start(), match[1].upper())
-        if end is not None and mod97(text[match.start() : end].replace(" ", "")):
-            yield match.start(), end
+    for match in _IBAN_DIGITS.finditer(text):
+        start = match.start() - 2
+        country = text[max(start, 0) : match.start()].upper()
+        if country not in _IBAN_LENGTHS or _IBAN_BEGINS.match(text, start) is None:
+            continue
+        end = _end_of_iban(text, start, country)
+        if end is not None and mod97(_IBAN_GAP.sub("", text[start:end])):
+            yield start, end
 
 
 def ips(text: str) -> Iterator[Span]:
     """Addresses of version 4 and 6 that exist."""
-    for pattern in (_IPV4, _IPV6):
-        for start, end in _spans(pattern, text):
+    if text.count(".") >= 3:
+        for start, end in _spans(_IPV4, text):
+            if _IPV4_BEGINS.match(text, start) and _is_ip(text[start:end]):
+                yield start, end
+    if _IPV6_HINT.search(text) is not None:
+        for start, end in _spans(_IPV6, text):
             trimmed = text[start:end].rstrip(".")
             if _is_ip(trimmed):
                 yield start, start + len(trimmed)
@@ -94,8 +151,9 @@ def ips(text: str) -> Iterator[Span]:
 
 def secrets(text: str) -> Iterator[Span]:
     """Keys and tokens of common services, by their prefix, and private keys."""
-    for pattern in _SECRETS:
-        yield from _spans(pattern, text)
+    for mark, pattern in _SECRETS:
+        if mark in text:
+            yield from _spans(pattern, text)
 
 
 FINDERS: dict[str, Finder] = {
@@ -128,20 +186,40 @@ def _spans(pattern: re.Pattern[str], text: str) -> Iterator[Span]:
     return (match.span() for match in pattern.finditer(text))
 
 
+def _end_of_card(text: str, places: list[int]) -> int | None:
+    """After the longest number from the first place on that ends at a gap and is right.
+
+    Args:
+        text: Where the digits are.
+        places: Of the digits, at most one more than a card has.
+    """
+    digits = "".join(text[place] for place in places)
+    for count in range(min(len(places), 19), 12, -1):
+        end = places[count - 1] + 1
+        follows = text[end : end + 1]
+        if not (follows.isdigit() or (follows.isascii() and follows.isalpha())) and luhn(
+            digits[:count]
+        ):
+            return end
+    return None
+
+
 def _end_of_iban(text: str, start: int, country: str) -> int | None:
     """After as many letters and digits as the country has; None when there are not that many."""
-    left = _IBAN_LENGTHS.get(country)
-    if left is None:
-        return None
+    left = _IBAN_LENGTHS[country]
+    gap = 0
     for place in range(start, len(text)):
-        if text[place] == " ":
+        character = text[place]
+        if not (character.isascii() and character.isalnum()):
+            gap += 1
+            if gap > 2 or _IBAN_GAP.match(character) is None:
+                return None
             continue
-        if not (text[place].isascii() and text[place].isalnum()):
-            return None
+        gap = 0
         left -= 1
         if left == 0:
             after = text[place + 1 : place + 2]
-            return None if after.isalnum() else place + 1
+            return None if after.isascii() and after.isalnum() else place + 1
     return None
 
 

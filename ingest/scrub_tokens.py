@@ -7,6 +7,7 @@ part of it.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
@@ -25,9 +26,13 @@ class TokenText:
     """
 
     def __init__(self, token_ids: Sequence[int], *, bytes_of: TokenBytesOf) -> None:
-        pieces = [bytes_of(token_id) for token_id in token_ids]
-        self._ends = list(accumulate(map(len, pieces)))
-        self.text = b"".join(pieces).decode("utf-8", "surrogateescape")
+        self._pieces = list(map(bytes_of, token_ids))
+        self.text = b"".join(self._pieces).decode("utf-8", "surrogateescape")
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """In bytes, of every token."""
+        return list(accumulate(map(len, self._pieces)))
 
     def tokens_of(self, spans: Iterable[Span]) -> list[Span]:
         """The tokens that hold any byte of these characters, as few spans, in order."""
@@ -60,16 +65,19 @@ def open_token_bytes(base_model: str) -> TokenBytesOf:
     from onlinerl.rollout_store.token_bytes import TokenBytes
 
     file = _tokenizer_file(base_model)
-    known = TokenBytes(Tokenizer.from_file(str(file)))
-    cache: dict[int, bytes] = {}
+    return _Known(TokenBytes(Tokenizer.from_file(str(file))).of).__getitem__
 
-    def bytes_of(token_id: int) -> bytes:
-        found = cache.get(token_id)
-        if found is None:
-            found = cache[token_id] = known.of(token_id)
+
+class _Known(dict[int, bytes]):
+    """The bytes of every token that was asked for; no Python runs for one that is known."""
+
+    def __init__(self, bytes_of: TokenBytesOf) -> None:
+        super().__init__()
+        self._bytes_of = bytes_of
+
+    def __missing__(self, token_id: int) -> bytes:
+        found = self[token_id] = self._bytes_of(token_id)
         return found
-
-    return bytes_of
 
 
 def _tokenizer_file(base_model: str) -> Path:

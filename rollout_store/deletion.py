@@ -1,9 +1,10 @@
 """Rows deleted in one commit, by a condition that itself says nothing about people."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 from deltalake.exceptions import CommitFailedError
 
@@ -37,14 +38,26 @@ def delete_where(store: DeltaStore, table: str, condition: str) -> int:
     Raises:
         StoreConflict: others changed the same files again and again; nothing was deleted.
     """
+    done = until_committed(
+        lambda: store.delta(table).delete(condition, writer_properties=WRITER_PROPERTIES),
+        attempt=f"delete from table {table}",
+    )
+    return int(done.get("num_deleted_rows", 0))
+
+
+def until_committed(change: Callable[[], Mapping[str, Any]], *, attempt: str) -> Mapping[str, Any]:
+    """Repeat a change of stored rows for as long as others change the same files.
+
+    Raises:
+        StoreConflict: they did so again and again; nothing was changed.
+    """
     for _ in range(_ATTEMPTS):
         try:
-            with storage_errors(f"delete from table {table}"):
-                done = store.delta(table).delete(condition, writer_properties=WRITER_PROPERTIES)
-                return int(done.get("num_deleted_rows", 0))
+            with storage_errors(attempt):
+                return change()
         except CommitFailedError:
             continue  # a compaction rewrote one of the files meanwhile
-    raise StoreConflict(f"could not delete from {table} in {_ATTEMPTS} attempts")
+    raise StoreConflict(f"could not {attempt} in {_ATTEMPTS} attempts")
 
 
 def delete_positions(store: DeltaStore, table: str, positions: Iterable[Position]) -> int:
@@ -69,10 +82,11 @@ def _batches(positions: Sequence[Position]) -> Iterator[str]:
     for (topic, partition, ingested_at), numbers in offsets.items():
         yield (
             f'(topic = {literal(topic)} AND "partition" = {partition} '
-            f"AND CAST(ingested_at AS BIGINT) = {_microseconds(ingested_at)} "
+            f"AND CAST(ingested_at AS BIGINT) = {microseconds(ingested_at)} "
             f'AND "offset" IN ({", ".join(map(str, numbers))}))'
         )
 
 
-def _microseconds(at: datetime) -> int:
+def microseconds(at: datetime) -> int:
+    """Since 1970, as a condition compares times."""
     return (at - _EPOCH) // timedelta(microseconds=1)

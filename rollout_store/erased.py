@@ -23,6 +23,8 @@ _COLUMNS: dict[Kind, str] = {
     "interaction": "interaction_id",
 }
 """Column that holds what a digest is of, in `interactions` and `feedback`."""
+_PARENT = "parent_id"
+"""Column of `interactions` with the interaction that a prompt goes on from."""
 TIME_COLUMNS = {"interactions": "served_at", "feedback": "given_at"}
 """When an event of a table happened."""
 
@@ -74,6 +76,7 @@ class ErasedSet:
         events = list(_events(table, rows))
         if table == "interactions":
             self._note_sessions(events)
+            self._note_descendants(events)
         keep = [not self._holds(event) for event in events]
         return rows if all(keep) else rows.filter(pa.array(keep, pa.bool_()))
 
@@ -90,6 +93,21 @@ class ErasedSet:
                 session = digest("session", tenant=event["tenant"], name=event["session_id"])
                 known = self._before["session"]
                 known[session] = max(known.get(session, event["at"]), self._before["user"][user])
+
+    def _note_descendants(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """What goes on from a row that is left out is left out; parents come first.
+
+        What is noted here is forgotten with the process.
+        """
+        known = self._before["interaction"]
+        for event in events:
+            if isinstance(event[_PARENT], str):
+                parent = digest("interaction", tenant=event["tenant"], name=event[_PARENT])
+                if parent in known:
+                    own = digest(
+                        "interaction", tenant=event["tenant"], name=event["interaction_id"]
+                    )
+                    known.setdefault(own, known[parent])
 
     def _holds(self, event: Mapping[str, Any]) -> bool:
         tenant = event.get("tenant")
@@ -108,9 +126,9 @@ class ErasedSet:
 def _events(table: str, rows: pa.Table) -> Iterator[Mapping[str, Any]]:
     if table == "dead_letters":
         return (_claims(payload) for payload in rows["payload"].to_pylist())
-    names = ["tenant", TIME_COLUMNS[table], *_COLUMNS.values()]
-    renamed = rows.select(names).rename_columns(["tenant", "at", *_COLUMNS.values()])
-    return iter(renamed.to_pylist())
+    names = [*_COLUMNS.values(), *([_PARENT] if table == "interactions" else [])]
+    renamed = rows.select(["tenant", TIME_COLUMNS[table], *names])
+    return iter(renamed.rename_columns(["tenant", "at", *names]).to_pylist())
 
 
 def _named(event: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
@@ -118,6 +136,9 @@ def _named(event: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
         name = event.get(column)
         if isinstance(name, str):
             yield kind, name
+    parent = event.get(_PARENT)
+    if isinstance(parent, str):
+        yield "interaction", parent
 
 
 def _claims(payload: bytes) -> Mapping[str, Any]:
@@ -128,4 +149,4 @@ def _claims(payload: bytes) -> Mapping[str, Any]:
         return {}
     if not isinstance(event, dict):
         return {}
-    return {name: event.get(name) for name in ("tenant", *_COLUMNS.values())}
+    return {name: event.get(name) for name in ("tenant", *_COLUMNS.values(), _PARENT)}

@@ -11,6 +11,7 @@ anywhere is simply followed by another one.
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,14 +22,15 @@ from onlinerl.rollout_store.audit import record_act
 from onlinerl.rollout_store.deletion import delete_positions
 from onlinerl.rollout_store.erased import Kind, digest
 from onlinerl.rollout_store.erasure_report import ErasureReport
-from onlinerl.rollout_store.erasure_scan import Scanned, Trace, scan
+from onlinerl.rollout_store.erasure_scan import Needles, Scanned, Trace, scan
 from onlinerl.rollout_store.erasure_scope import Scope, TenantScope, find_scope
 from onlinerl.rollout_store.erasure_state import ErasureState, StateFile
+from onlinerl.rollout_store.redaction import redact
 from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.schema import ErasedRow
 from onlinerl.rollout_store.snapshots import mark_snapshot, snapshots
 from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.rollout_store.table_files import TableFiles, referenced
+from onlinerl.rollout_store.table_files import StoredFile, TableFiles, referenced
 from onlinerl.rollout_store.table_log import cut_log
 
 logger = logging.getLogger(__name__)
@@ -92,10 +94,11 @@ class Erasure:
         Args:
             users: Hash of the person by tenant.
         """
-        earlier = self.state_file.load()
-        state = earlier or ErasureState(
+        state = self.state_file.load() or ErasureState(
             erasure_id=uuid.uuid4().hex, started_at=self.now(), tenants={}
-        ).with_scope(_scope_of(users))
+        )
+        # A tenant may be new since the first attempt, and one may have no rows left since.
+        state = state.with_scope(_scope_of(users) | state.scope)
         return state.with_scope(find_scope(self.store, state.scope, on_file=self.on_file))
 
     def run(self, users: Mapping[str, str]) -> ErasureReport:
@@ -109,38 +112,48 @@ class Erasure:
         state = self.plan(users)
         self.state_file.save(state)
         self.fault("planned")
-        _bar(self.store, state, at=self.now())
+        barred_at = self.now()
+        _bar(self.store, state, at=barred_at)
         self.fault("barred")
-        forgotten = {copy.name: copy.forget(state.scope) for copy in self.copies}
+        forgotten = self._forget_copies(state)
         self.fault("copies_forgotten")
         versions = self.trained_on(state.scope)
-        state, proof = self._rounds(state)
+        known = state.tenants
+        state, proof = self._rounds(state, barred_at=barred_at)
+        if state.tenants != known:
+            forgotten.update(self._forget_copies(state))
         report = _report(state, proof, forgotten=forgotten, versions=versions, at=self.now())
         self._record(report)
         self.fault("proven")
         self.state_file.remove()
         return report
 
-    def _rounds(self, state: ErasureState) -> tuple[ErasureState, Scanned]:
+    def _forget_copies(self, state: ErasureState) -> Counter[str]:
+        return Counter({copy.name: copy.forget(state.scope) for copy in self.copies})
+
+    def _rounds(self, state: ErasureState, *, barred_at: datetime) -> tuple[ErasureState, Scanned]:
+        waited_for: set[str] = set()
         for number in range(_MAX_ROUNDS):
             wider = state.with_scope(find_scope(self.store, state.scope, on_file=self.on_file))
             if wider != state:  # stored while ingest was not told yet
                 state = wider
                 self.state_file.save(state)
                 _bar(self.store, state, at=self.now())
-            found = scan(self.store, state.scope, on_file=self.on_file)
+            found = scan(self.store, state.scope, unfinished_before=barred_at, on_file=self.on_file)
             if not found.traces:
                 return state, found
             logger.info(
                 "erasing", extra={"round": number + 1, "files_with_traces": len(found.traces)}
             )
-            state = self._round(state, found.traces)
+            state = self._round(state, found.traces, waited_for=waited_for)
         raise StoreConflict(
             f"traces are still in {', '.join(sorted({t.file.path for t in found.traces}))[:500]} "
             f"after {_MAX_ROUNDS} rounds; run `onlinerl erase` again"
         )
 
-    def _round(self, state: ErasureState, traces: Sequence[Trace]) -> ErasureState:
+    def _round(
+        self, state: ErasureState, traces: Sequence[Trace], *, waited_for: set[str]
+    ) -> ErasureState:
         by_table = {table: [t for t in traces if t.table == table] for table in _ordered(traces)}
         marked = _mark(self.store, state, traces, actor=self.actor, at=self.now())
         state = state.model_copy(update={"marked": (*state.marked, *marked)})
@@ -151,33 +164,44 @@ class Erasure:
             positions = {each for trace in found for each in trace.positions}
             num_rows = delete_positions(self.store, table, positions)
             counts[table] = counts.get(table, 0) + num_rows
+            redact(self.store, table, names_them=Needles(state.scope).in_text)
         state = state.model_copy(update={"num_rows": {k: v for k, v in counts.items() if v}})
         self.state_file.save(state)
         self.fault("deleted")
-        num_files = sum(self._remove_files(table, found) for table, found in by_table.items())
+        num_files = sum(
+            self._remove_files(table, found, waited_for=waited_for)
+            for table, found in by_table.items()
+        )
         self.fault("files_removed")
         return state.model_copy(update={"num_files": state.num_files + num_files})
 
-    def _remove_files(self, table: str, traces: Sequence[Trace]) -> int:
+    def _remove_files(self, table: str, traces: Sequence[Trace], *, waited_for: set[str]) -> int:
         """Files that no version may show any more; what is too young is left to the next round."""
         files = TableFiles(self.store, table)
         needed = referenced(self.store, table)
-        young = 0.0
+        wait_s = 0.0
         num_removed = 0
         for trace in traces:
-            age_s = (self.now() - trace.file.modified_at).total_seconds()
-            if trace.file.is_log or trace.file.path in needed:
+            path = f"{table}/{trace.file.path}"
+            if _is_of_log(trace.file) or trace.file.path in needed:
                 continue
-            if not trace.was_referenced and age_s < self.settle_s:
-                young = max(young, self.settle_s - age_s)
+            left_s = 0.0 if trace.was_referenced else self._youth_s(trace.file)
+            if left_s > 0 and path not in waited_for:
+                waited_for.add(path)
+                wait_s = max(wait_s, left_s)
                 continue
             files.remove(trace.file)
             num_removed += 1
-        if any(trace.file.is_log for trace in traces):
+        if any(_is_of_log(trace.file) for trace in traces):
             cut_log(self.store, table)
-        if young:
-            self.sleep(young)
+        if wait_s:
+            self.sleep(wait_s)
         return num_removed
+
+    def _youth_s(self, file: StoredFile) -> float:
+        """Seconds for which a commit of it may still come; clocks may have gone back since."""
+        age_s = (self.now() - file.modified_at).total_seconds()
+        return min(self.settle_s - age_s, self.settle_s)
 
     def _record(self, report: ErasureReport) -> None:
         record_act(
@@ -191,8 +215,12 @@ class Erasure:
         )
 
 
-def _scope_of(users: Mapping[str, str]) -> Scope:
+def _scope_of(users: Mapping[str, str]) -> dict[str, TenantScope]:
     return {tenant: TenantScope(user=user) for tenant, user in users.items()}
+
+
+def _is_of_log(file: StoredFile) -> bool:
+    return file.is_log and not file.is_unfinished
 
 
 def _ordered(traces: Sequence[Trace]) -> list[str]:
@@ -247,7 +275,7 @@ def _refers(store: DeltaStore, versions: Mapping[str, int], traces: Sequence[Tra
         version = versions[table]
         paths = referenced(store, table, version=version)
         for trace in traces:
-            if trace.table == table and (trace.file.is_log or trace.file.path in paths):
+            if trace.table == table and (_is_of_log(trace.file) or trace.file.path in paths):
                 return True
     return False
 

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow import parquet
 
+from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.deletion import Position
 from onlinerl.rollout_store.erasure_scope import Scope, TenantScope
 from onlinerl.rollout_store.schema import TABLES
@@ -34,7 +35,8 @@ class Trace:
     table: str
     file: StoredFile
     positions: frozenset[Position]
-    """Of the rows that do; empty for a log, and for tables whose rows came from no event."""
+    """Of the rows that do; empty for a log, for tables whose rows came from no event, and for a
+    file that nobody can read, which may hold anything."""
     was_referenced: bool
     """Whether the newest version referred to it when the look began: then no commit is underway
     that is about to."""
@@ -89,8 +91,25 @@ class Needles:
         return part is not None and _is_in(part, row)
 
 
-def scan(store: DeltaStore, scope: Scope, *, on_file: Callable[[], None] = lambda: None) -> Scanned:
-    """Look through all files of all tables, those of the logs included."""
+def scan(
+    store: DeltaStore,
+    scope: Scope,
+    *,
+    unfinished_before: datetime,
+    on_file: Callable[[], None] = lambda: None,
+) -> Scanned:
+    """Look through all files of all tables, those of the logs included.
+
+    Args:
+        store: Where the tables lie.
+        scope: Who is looked for.
+        unfinished_before: What a writer left unfinished before that time counts as a trace, for
+            nobody can read what is in it.
+        on_file: Told of every file that was read.
+
+    Raises:
+        ServiceUnavailable: the storage failed, or a file of the newest version is damaged.
+    """
     needles = Needles(scope)
     traces: list[Trace] = []
     num_files = num_bytes = 0
@@ -100,10 +119,19 @@ def scan(store: DeltaStore, scope: Scope, *, on_file: Callable[[], None] = lambd
         files = TableFiles(store, table)
         needed = referenced(store, table)
         for file in files.all():
+            if file.is_unfinished and file.modified_at > unfinished_before:
+                continue  # its writer was told by then
             try:
                 positions = _look(files, file, table=table, needles=needles)
             except FileNotFoundError:
                 continue  # vacuumed since it was listed
+            except pa.ArrowInvalid as error:
+                if file.path in needed:
+                    raise ServiceUnavailable(
+                        f"{table}/{file.path} is damaged ({error}); restore it from a copy, or "
+                        "delete its rows: nobody can tell whose they are"
+                    ) from error
+                positions = frozenset()
             if positions is not None:
                 trace = Trace(
                     table=table, file=file, positions=positions,
@@ -118,7 +146,13 @@ def scan(store: DeltaStore, scope: Scope, *, on_file: Callable[[], None] = lambd
 def _look(
     files: TableFiles, file: StoredFile, *, table: str, needles: Needles
 ) -> frozenset[Position] | None:
-    """The positions of rows that are a trace; None when there is no trace in the file."""
+    """The positions of rows that are a trace; None when there is no trace in the file.
+
+    Raises:
+        pa.ArrowInvalid: it is damaged.
+    """
+    if file.is_unfinished:
+        return frozenset()
     if not file.is_parquet:
         return frozenset() if needles.in_text(files.read(file)) else None
     with files.open(file) as opened:

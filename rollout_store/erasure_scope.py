@@ -98,6 +98,8 @@ def _columns(store: DeltaStore, table: str, columns: list[str]) -> Iterator[pa.T
                 rows = parquet.ParquetFile(opened).read(columns=columns).select(columns)
         except FileNotFoundError:
             continue  # vacuumed since it was listed
+        except pa.ArrowInvalid:
+            continue  # damaged: `scan` says what becomes of it
         # Files that were rewritten hold string views, which few functions know.
         yield rows.cast(pa.schema([(name, pa.string()) for name in columns]))
 

@@ -103,7 +103,7 @@ def keep_up(
     # Asked again for each table, right before something is removed: a hold that is made later is
     # made on a version whose files are newer than `retention_hours`.
     held = held_versions(store, at=at).get(table, set())
-    removed = vacuum(store, table, held=held, retention_hours=config.retention_hours)
+    removed = vacuum(store, table, held=held, retention_hours=config.retention_hours, at=at)
     older_than = at - timedelta(hours=config.log_retention_hours)
     return TableUpkeep(
         table=table,

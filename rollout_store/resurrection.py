@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _OVERLAP = timedelta(days=2)
 """Rows that were stored this long before the first erasure need no look: it saw them."""
 
+_PARENTS = {"interactions": "parent_id"}
 _FOUND = """
 WITH bars AS (SELECT kind, digest, max(before_at) AS before_at FROM erased GROUP BY ALL),
 named AS (
@@ -26,7 +27,8 @@ named AS (
         unnest([
             {{kind: 'user', name: "user"}},
             {{kind: 'session', name: session_id}},
-            {{kind: 'interaction', name: interaction_id}}
+            {{kind: 'interaction', name: interaction_id}},
+            {{kind: 'interaction', name: {parent}}}
         ]) AS id, tenant
     FROM stored WHERE ingest_date >= $since
 )
@@ -73,6 +75,7 @@ def _find(store: DeltaStore, table: str, time_column: str) -> list[Position]:
             return []
         connection.register("stored", store.dataset(table))
         rows = connection.sql(
-            _FOUND.format(at=time_column), params={"since": first - _OVERLAP}
+            _FOUND.format(at=time_column, parent=_PARENTS.get(table, "NULL")),
+            params={"since": first - _OVERLAP},
         ).to_arrow_table()
     return [Position(**row) for row in rows.to_pylist()]

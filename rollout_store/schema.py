@@ -159,7 +159,7 @@ class InteractionFields(Record):
     served_at: AwareDatetime
     """When the request arrived, UTC."""
     ttft_ms: float | None = None
-    """Arrival to first token."""
+    """Arrival to first token; null for an answer that was not streamed."""
     latency_ms: float | None = None
     """Arrival to last token."""
     tags: dict[str, str] = {}

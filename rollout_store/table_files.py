@@ -1,5 +1,6 @@
 """The files below a table's folder, on a local disk or in an object store, known to it or not."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.store import DeltaStore
 
 LOG_FOLDER = "_delta_log"
+_UNFINISHED = re.compile(r"(#\d+|\.tmp)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,11 @@ class StoredFile:
         """Whether its rows can be read."""
         return self.path.endswith(".parquet")
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its writer has not given it its name yet, and never will if it died."""
+        return _UNFINISHED.search(self.path) is not None
+
 
 class TableFiles:
     """Lists, opens and removes files of one table.
@@ -45,13 +52,18 @@ class TableFiles:
 
     def __init__(self, store: DeltaStore, table: str) -> None:
         self._uri = f"{store.root}/{table}"
-        handler = DeltaStorageHandler(self._uri, store.storage_options)
-        self._files = fs.PyFileSystem(handler)
+        if is_remote(store.root):
+            handler = DeltaStorageHandler(self._uri, store.storage_options)
+            self._files: fs.FileSystem = fs.PyFileSystem(handler)
+        else:
+            # The library's own listing of a folder leaves unfinished files out.
+            self._files = fs.SubTreeFileSystem(_folder_of(self._uri), fs.LocalFileSystem())
 
     def all(self) -> list[StoredFile]:
-        """Every file, those of the log included."""
+        """Every file, those of the log and unfinished ones included."""
+        everything = fs.FileSelector("", recursive=True, allow_not_found=True)
         try:
-            found = self._files.get_file_info(fs.FileSelector("", recursive=True))
+            found = self._files.get_file_info(everything)
         except OSError as error:
             raise ServiceUnavailable(f"cannot list {self._uri}: {error}") from error
         return [
@@ -109,3 +121,7 @@ def log_versions(files: list[StoredFile]) -> Iterator[tuple[int, StoredFile]]:
 def is_remote(root: str) -> bool:
     """Whether the root is an object store."""
     return urlsplit(root).scheme not in ("", "file")
+
+
+def _folder_of(uri: str) -> str:
+    return unquote(urlsplit(uri).path) if uri.startswith("file://") else uri

@@ -1,14 +1,19 @@
 """Files that no version needs any more, and their removal."""
 
+from datetime import datetime, timedelta
+
 from onlinerl.rollout_store.store import DeltaStore, storage_errors
 from onlinerl.rollout_store.table_files import TableFiles
 
 
-def vacuum(store: DeltaStore, table: str, *, held: set[int], retention_hours: int) -> list[str]:
+def vacuum(
+    store: DeltaStore, table: str, *, held: set[int], retention_hours: int, at: datetime
+) -> list[str]:
     """Remove data files that neither the newest nor a held version refers to.
 
     A file goes `retention_hours` after the commit that gave it up, or, when it never was in a
-    commit, after it was written: until then a reader or a writer may be at it.
+    commit, after it was written: until then a reader or a writer may be at it. So does what a
+    writer that died left unfinished.
 
     Returns:
         Paths of what was removed, relative to the table's folder.
@@ -26,11 +31,12 @@ def vacuum(store: DeltaStore, table: str, *, held: set[int], retention_hours: in
             full=True,
             keep_versions=sorted(held),
         )
-    if not unneeded:
-        return []
     files = TableFiles(store, table)
-    there = {file.path: file for file in files.all() if not file.is_log}
-    removed = [str(path) for path in unneeded if str(path) in there]
+    there = {file.path: file for file in files.all()}
+    until = at - timedelta(hours=retention_hours)
+    left = [path for path, file in there.items() if file.is_unfinished and file.modified_at < until]
+    named = [str(path) for path in unneeded if str(path) in there and not there[str(path)].is_log]
+    removed = sorted({*named, *left})
     for path in removed:
         files.remove(there[path])
     return removed

@@ -133,6 +133,8 @@ def _limit(connection: duckdb.DuckDBPyConnection, limits: StoreConfig) -> None:
     # read and write below it; DuckDB makes it when it is needed and takes it away again.
     spill = Path(tempfile.gettempdir()) / f"onlinerl-query-{uuid.uuid4().hex}"
     connection.execute("SET temp_directory = ?", [str(spill)])
+    # Else it is drawn into the output of whoever reads for more than two seconds.
+    connection.execute("SET enable_progress_bar = false")
     # Of an Arrow scan DuckDB expects one row, and for few rows it compares all with all.
     connection.execute("SET asof_loop_join_threshold = 0")
     if limits.query_threads:
@@ -215,8 +217,8 @@ CREATE VIEW {table} AS
 SELECT * FROM stored_{table}
 QUALIFY row_number() OVER (PARTITION BY {identity} ORDER BY {age}) = 1
 """
-    # Repeats are rare and these rows are many and wide: look for them in narrow columns, so that the
-    # rest is streamed and never sorted.
+    # Repeats are rare and these rows are many and wide: look for them in narrow columns, so that
+    # the rest is streamed and never sorted.
     return f"""
 CREATE VIEW {table} AS
 SELECT t.* FROM stored_{table} AS t

@@ -140,7 +140,8 @@ class Answer:
         self.answered_at = now = time.monotonic()
         if chunk.token_ids:
             self.last_token_at = now
-            if self.first_token_at is None:
+            # Of an answer that comes whole nobody knows when its first token was sampled.
+            if self.first_token_at is None and self._streamed:
                 self.first_token_at = now
 
     async def _drain(self) -> None:

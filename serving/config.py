@@ -19,7 +19,7 @@ class KeyLimits(Config):
     """Requests, on average; as many may come at once after a quiet minute."""
 
     tokens_per_minute: int | None = Field(default=None, ge=1)
-    """Prompt and completion tokens, on average; as many may be used at once after a quiet minute."""
+    """Prompt and completion tokens, on average; as many may come at once after a quiet minute."""
 
 
 class ApiKeyConfig(Config):
@@ -66,6 +66,9 @@ class LimitsConfig(Config):
     max_body_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Largest request body, bytes; more gets 413."""
 
+    max_head_bytes: int = Field(default=64 * 2**10, ge=1024)
+    """Largest request line and headers, bytes; more gets 400."""
+
     max_choices: int = Field(default=16, ge=1, le=256)
     """Largest `n` of a request."""
 
@@ -105,7 +108,7 @@ class TlsConfig(Config):
     """Private key of `cert`, without a passphrase."""
 
     client_ca: str = ""
-    """Certificates of authorities; when given, only callers with a certificate of theirs connect."""
+    """Certificates of authorities; when given, only callers with one of theirs connect."""
 
     @model_validator(mode="after")
     def _cert_and_key_come_together(self) -> Self:
@@ -167,14 +170,17 @@ class TracingConfig(Config):
 class TimeoutsConfig(Config):
     """How long the gateway waits for engines, callers and its own parts, seconds."""
 
-    body_s: float = Field(default=30.0, gt=0)
-    """For a caller to send the whole body of a request, which holds its place; then it gets 408."""
+    receive_s: float = Field(default=30.0, gt=0)
+    """For a caller to send the head of a request, and again its body, which holds a place."""
 
     connect_s: float = Field(default=2.0, gt=0)
     """To open a connection."""
 
     idle_s: float = Field(default=120.0, gt=0)
     """Between two chunks of an answer, the first included."""
+
+    whole_s: float = Field(default=600.0, gt=0)
+    """For an answer that does not stream: the engine then sends it whole."""
 
     drain_s: float = Field(default=2.0, gt=0)
     """For the last chunk of an answer whose caller went away."""
@@ -186,7 +192,7 @@ class TimeoutsConfig(Config):
     """For the spool to take a feedback before it is acknowledged."""
 
     ready_grace_s: float = Field(default=0.0, ge=0)
-    """Between not being ready and not listening, when stopping: time for load balancers to see it."""
+    """Between not being ready and not listening, when stopping: so that load balancers see it."""
 
     shutdown_s: float = Field(default=10.0, gt=0)
     """For running answers to end, and again for the spool to be shipped, when stopping."""
@@ -295,7 +301,7 @@ class ResponsesConfig(Config):
     """Answers that `/v1/responses` keeps, so that `previous_response_id` goes on from them."""
 
     path: str = ""
-    """SQLite file, readable by the gateway's user only; `{data_dir}/responses.sqlite` when empty."""
+    """SQLite file that only the gateway's user reads; `{data_dir}/responses.sqlite` when empty."""
 
     max_rows: int = Field(default=100_000, ge=0)
     """Answers kept; the oldest goes first. 0 keeps none."""

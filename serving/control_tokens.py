@@ -25,8 +25,12 @@ class ControlTokens:
         self._index = {text: number for number, text in enumerate(self._texts)}
         self.spelled = _any_of(self._texts)
         """Matches the spelling of a control token; of several that begin together the longest."""
+        self._spelled_in_json = _any_of([_plain_json(text)[1:-1] for text in self._texts])
         self._nonce = str(secrets.randbits(96))
         self._marked = re.compile(f"\ue000{self._nonce}\ue002([0-9]+)\ue001")
+        # As it is, or as `repr` and JSON write it.
+        opens, splits, closes = (rf"(?:\u{code}|\\u{code})" for code in ("e000", "e002", "e001"))
+        self._quoted = re.compile(f"{opens}{self._nonce}{splits}([0-9]+){closes}")
 
     def hide(self, text: str) -> str:
         """`text` with marks for the control tokens that it spells."""
@@ -42,7 +46,7 @@ class ControlTokens:
 
     def hide_json(self, value: object) -> object:
         """`hide_all`, without a copy in the usual case that there is nothing to hide."""
-        return self.hide_all(value) if self.spelled.search(_plain_json(value)) else value
+        return self.hide_all(value) if self._spelled_in_json.search(_plain_json(value)) else value
 
     def holds_marks(self, text: str) -> bool:
         """Whether something is hidden in `text`."""
@@ -54,7 +58,7 @@ class ControlTokens:
         Raises:
             RequestRefused: when a mark was cut or changed, so that what it hides cannot be told.
         """
-        text = self._marked.sub(lambda match: self._texts[int(match[1])], text)
+        text = self._marked.sub(self._spelling, text)
         if self._nonce in text:
             raise RequestRefused(
                 "a message holds a control token of the model where the template rewrites text: "
@@ -62,6 +66,13 @@ class ControlTokens:
                 param="messages",
             )
         return text
+
+    def spell(self, message: str) -> str:
+        """A message that may quote what was hidden, for the caller who wrote that."""
+        return self._quoted.sub(self._spelling, message)
+
+    def _spelling(self, match: re.Match[str]) -> str:
+        return self._texts[int(match[1])]
 
     def _mark(self, match: re.Match[str]) -> str:
         return f"\ue000{self._nonce}\ue002{self._index[match[0]]}\ue001"

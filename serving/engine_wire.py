@@ -66,6 +66,8 @@ _EVENTS = msgspec.json.Decoder(_Event)
 def parse_chunk(data: bytes, *, num_top: int = 0) -> Chunk:
     """The first choice of an event of `/inference/v1/generate`, or the usage that ends a stream.
 
+    An answer that does not stream has the same form, with everything in it.
+
     Args:
         data: JSON.
         num_top: Most likely tokens to keep at every place.
@@ -82,7 +84,7 @@ def parse_chunk(data: bytes, *, num_top: int = 0) -> Chunk:
             raise ValueError("it has no choices")
         if not event.choices:
             return Chunk(num_cached_tokens=_cached(event.usage))
-        return _chunk(event.choices[0], num_top=num_top)
+        return _chunk(event.choices[0], num_top=num_top, usage=event.usage)
     except ValueError as error:  # which msgspec's and pydantic's errors are, too
         raise EngineFailed(f"the engine sent what is not a chunk: {error!r}") from error
 
@@ -101,6 +103,29 @@ def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
     ]
 
 
+def sliced(chunk: Chunk, *, size: int) -> list[Chunk]:
+    """A whole answer in chunks of at most `size` tokens; the last one says how it ended."""
+    num_tokens = len(chunk.token_ids)
+    if num_tokens <= size or not _is_even(chunk):
+        return [chunk]
+    starts = range(0, num_tokens, size)
+    parts = [
+        Chunk(
+            token_ids=chunk.token_ids[start : start + size],
+            logprobs=chunk.logprobs[start : start + size],
+            top_logprobs=chunk.top_logprobs[start : start + size],
+        )
+        for start in starts
+    ]
+    last = replace(
+        chunk,
+        token_ids=parts[-1].token_ids,
+        logprobs=parts[-1].logprobs,
+        top_logprobs=parts[-1].top_logprobs,
+    )
+    return [*parts[:-1], last]
+
+
 def _is_even(chunk: Chunk) -> bool:
     """Whether every token has its own entries, so that those of the next chunk follow them."""
     num_tokens = len(chunk.token_ids)
@@ -111,7 +136,7 @@ def _is_even(chunk: Chunk) -> bool:
     )
 
 
-def _chunk(choice: _Choice, *, num_top: int) -> Chunk:
+def _chunk(choice: _Choice, *, num_top: int, usage: _Usage | None) -> Chunk:
     token_ids = choice.token_ids or []
     content = (choice.logprobs and choice.logprobs.content) or []
     finish = choice.finish_reason
@@ -122,6 +147,7 @@ def _chunk(choice: _Choice, *, num_top: int) -> Chunk:
         finish_reason=finish,
         version_spans=None if finish is None else _spans(choice.weight_versions),
         routed_experts=choice.routed_experts,
+        num_cached_tokens=None if finish is None else _cached(usage),
     )
 
 

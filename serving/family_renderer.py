@@ -106,8 +106,9 @@ class FamilyRenderer:
                 add_generation_prompt=True,
             )
         except _FAULTS as error:
+            why = self._codec.control.spell(str(error))
             raise RequestRefused(
-                f"the renderer of {self._family} refuses: {error}", 400, "messages"
+                f"the renderer of {self._family} refuses: {why}", 400, "messages"
             ) from error
         return ids
 

@@ -11,7 +11,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +35,31 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
+class Person:
+    """Whose events go."""
+
+    user_hash: str
+    """Keyed hash, as it is logged."""
+    tenant: str = ""
+    """Where `names` are looked for."""
+    names: frozenset[str] = frozenset()
+    """Sessions and interactions that go as a whole, whoever their events are of."""
+
+    def owns(self, record: Record) -> bool:
+        """Whether an event is of the person, or about what goes with them."""
+        if not self.names and self.user_hash.encode() not in record.value:
+            return False
+        try:
+            event = json.loads(record.value)
+        except ValueError:
+            return False
+        return isinstance(event, dict) and (
+            event.get("user") == self.user_hash
+            or (event.get("tenant") == self.tenant and not self.names.isdisjoint(_named(event)))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forgotten:
     """What became of a segment."""
 
@@ -48,12 +73,21 @@ class Forgotten:
     """The same place as before."""
 
 
-def forget_user(folder: Path, user_hash: str, *, timeout_s: float = 60.0) -> int:
+def forget_user(
+    folder: Path,
+    user_hash: str,
+    *,
+    tenant: str = "",
+    names: Iterable[str] = (),
+    timeout_s: float = 60.0,
+) -> int:
     """Take every event of a user out of a spool; how many there were.
 
     Args:
         folder: of the spool; one that does not exist holds nothing.
         user_hash: keyed hash of the user, as it is logged.
+        tenant: of the sessions and interactions in `names`.
+        names: sessions and interactions of which every event goes, whoever it is of.
         timeout_s: for a running gateway to do it.
 
     Raises:
@@ -65,6 +99,7 @@ def forget_user(folder: Path, user_hash: str, *, timeout_s: float = 60.0) -> int
     if not folder.is_dir():
         return 0
     ask, done = _paths(folder, user_hash)
+    person = Person(user_hash=user_hash, tenant=tenant, names=frozenset(names))
     token = secrets.token_hex(8)
     asked = False
     deadline = time.monotonic() + timeout_s
@@ -74,13 +109,13 @@ def forget_user(folder: Path, user_hash: str, *, timeout_s: float = 60.0) -> int
         except LeaseHeld:
             if not asked:
                 asked = True
-                _write(ask, token.encode())
+                _write(ask, _request(person, token=token))
             num = _answer(done, token=token)
             if num is not None:
                 return num
         else:
             with lock:
-                num = _forget_here(folder, user_hash)
+                num = _forget_here(folder, person)
                 ask.unlink(missing_ok=True)
                 done.unlink(missing_ok=True)
                 return num
@@ -92,11 +127,19 @@ def forget_user(folder: Path, user_hash: str, *, timeout_s: float = 60.0) -> int
         time.sleep(_POLL_S)
 
 
-def asked_to_forget(folder: Path) -> Iterator[tuple[str, str]]:
+def asked_to_forget(folder: Path) -> Iterator[tuple[Person, str]]:
     """Users that the gateway of this folder is asked to forget, each with the asker's token."""
     for path in sorted((folder / "forget").glob("*.ask")):
         if _USER_HASH.fullmatch(path.stem):
-            yield path.stem, path.read_text(encoding="ascii")
+            try:
+                asked = json.loads(path.read_bytes())
+                names = frozenset(asked["names"])
+                person = Person(user_hash=path.stem, tenant=asked["tenant"], names=names)
+                token = str(asked["token"])
+            except (ValueError, KeyError, TypeError):
+                logger.warning("%s is no request to forget a user", path.name)
+                continue
+            yield person, token
 
 
 def note_forgotten(folder: Path, user_hash: str, *, token: str, num_records: int) -> None:
@@ -107,7 +150,7 @@ def note_forgotten(folder: Path, user_hash: str, *, token: str, num_records: int
 
 
 def forget_in_segment(
-    folder: Path, number: int, *, end: int, user_hash: str, cursor: Cursor
+    folder: Path, number: int, *, end: int, person: Person, cursor: Cursor
 ) -> Forgotten | None:
     """Rewrite a segment that nobody writes to without a user's events; None when it has none.
 
@@ -120,7 +163,7 @@ def forget_in_segment(
     try:
         for stored in read_segment(folder, Position(number, 0), end=end):
             intact = stored.end.offset
-            if _is_of(stored.record, user_hash):
+            if person.owns(stored.record):
                 num_records += 1
                 num_waiting += intact > shipped_to
                 continue
@@ -141,13 +184,13 @@ def forget_in_segment(
     return Forgotten(num_records=num_records, num_waiting=num_waiting, size=size, cursor=cursor)
 
 
-def _forget_here(folder: Path, user_hash: str) -> int:
+def _forget_here(folder: Path, person: Person) -> int:
     """In a folder that is locked."""
     sizes = {n: segment_path(folder, n).stat().st_size for n in segment_numbers(folder)}
     cursor = Shelf(sizes, load_cursor(folder)).cursor
     num = 0
     for number, size in sizes.items():
-        found = forget_in_segment(folder, number, end=size, user_hash=user_hash, cursor=cursor)
+        found = forget_in_segment(folder, number, end=size, person=person, cursor=cursor)
         if found is not None:
             num += found.num_records
             cursor = found.cursor
@@ -161,14 +204,17 @@ def _shipped_to(position: Position, number: int) -> int:
     return sys.maxsize if number < position.segment else 0
 
 
-def _is_of(record: Record, user_hash: str) -> bool:
-    if user_hash.encode() not in record.value:
-        return False
-    try:
-        event = json.loads(record.value)
-    except ValueError:
-        return False
-    return isinstance(event, dict) and event.get("user") == user_hash
+def _named(event: Mapping[str, object]) -> Iterator[str]:
+    """Sessions and interactions that an event is of, goes on from or is about."""
+    for field in ("session_id", "interaction_id", "parent_id"):
+        name = event.get(field)
+        if isinstance(name, str):
+            yield name
+
+
+def _request(person: Person, *, token: str) -> bytes:
+    content = {"token": token, "tenant": person.tenant, "names": sorted(person.names)}
+    return json.dumps(content).encode()
 
 
 def _rewrite(path: Path, data: bytes) -> None:

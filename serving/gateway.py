@@ -248,6 +248,8 @@ class Gateway:
                     grammar=exchange.grammar,
                 ),
                 top_logprobs=num_top or 0,
+                # Calls that may not be parallel are cut off while they come.
+                streamed=request.stream or not request.tool_choice.parallel,
             ),
             index=index,
             parser=renderer.parser(

@@ -127,9 +127,9 @@ async def read_json(scope: Scope, receive: Receive, *, config: GatewayConfig) ->
 
     Raises:
         RequestRefused: 413 when it is larger than `limits.max_body_bytes`, 408 when it takes longer
-            than `timeouts.body_s`, 400 when it is not JSON or holds what is no Unicode text.
+            than `timeouts.receive_s`, 400 when it is not JSON or holds what is no Unicode text.
     """
-    max_bytes, timeout_s = config.limits.max_body_bytes, config.timeouts.body_s
+    max_bytes, timeout_s = config.limits.max_body_bytes, config.timeouts.receive_s
     declared = Headers(scope=scope).get("content-length", "0")
     if declared.isdigit() and int(declared) > max_bytes:
         raise _too_large(max_bytes)

@@ -3,6 +3,7 @@
 What vLLM writes is read in `engine_wire`.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -16,6 +17,8 @@ from onlinerl.serving.engine_client import Chunk, Generate
 from onlinerl.serving.sse import DONE, EventFramer
 
 _ERROR_BYTES = 16 * 1024
+_SLICE = 256
+"""Tokens of a whole answer that are handed on at once: others get their turn between."""
 _KEEP_IDLE_S = 4.0
 """Idle connections are closed before vLLM's server does it, after 5 s."""
 
@@ -43,6 +46,9 @@ class HttpEngine:
         self._stream_timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=timeouts.connect_s, sock_read=timeouts.idle_s
         )
+        self._whole_timeout = aiohttp.ClientTimeout(
+            total=timeouts.whole_s, sock_connect=timeouts.connect_s
+        )
         self._short_timeout = aiohttp.ClientTimeout(total=timeouts.connect_s)
 
     @property
@@ -51,13 +57,14 @@ class HttpEngine:
         return self._url
 
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
-        """Stream a completion; closing the iterator closes the upstream call."""
+        """Sample a completion; closing the iterator closes the upstream call."""
         try:
             response = await self._open(request)
             async with response:
                 if response.status != 200:
                     raise await _refusal(response)
-                chunks = _chunks(response, num_top=request.top_logprobs)
+                read = _chunks if request.streamed else _slices
+                chunks = read(response, num_top=request.top_logprobs)
                 async with contextlib.aclosing(chunks):
                     async for chunk in chunks:
                         yield chunk
@@ -89,14 +96,15 @@ class HttpEngine:
             "token_ids": list(request.token_ids),
             "sampling_params": {**request.sampling, "n": 1, "logprobs": num_logprobs},
             "cache_salt": request.cache_salt,
-            "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream": request.streamed,
         }
+        if request.streamed:
+            body["stream_options"] = {"include_usage": True}
         return await self._http.post(
             f"{self._url}/inference/v1/generate",
             json=body,
             headers=request.headers,
-            timeout=self._stream_timeout,
+            timeout=self._stream_timeout if request.streamed else self._whole_timeout,
             allow_redirects=False,
         )
 
@@ -158,6 +166,16 @@ async def _chunks(response: aiohttp.ClientResponse, *, num_top: int) -> AsyncGen
     if last is None:
         raise EngineFailed("the engine broke off an answer")
     yield last
+
+
+async def _slices(response: aiohttp.ClientResponse, *, num_top: int) -> AsyncGenerator[Chunk, None]:
+    """An answer that came whole."""
+    chunk = engine_wire.parse_chunk(await response.read(), num_top=num_top)
+    if chunk.finish_reason is None:
+        raise EngineFailed("the engine broke off an answer")
+    for each in engine_wire.sliced(chunk, size=_SLICE):
+        yield each
+        await asyncio.sleep(0)
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> EngineFailed:

@@ -150,6 +150,7 @@ async def _serve(
 ) -> None:
     import uvicorn
 
+    from onlinerl.serving.bounded_http import bounded_http
     from onlinerl.serving.drain import Drain, DrainingServer, ReadinessGate
     from onlinerl.serving.listening import with_cors
 
@@ -161,6 +162,9 @@ async def _serve(
             log_config=None,
             lifespan="on",
             server_header=False,
+            http=bounded_http(
+                max_head_bytes=config.limits.max_head_bytes, timeout_s=config.timeouts.receive_s
+            ),
             ssl_context_factory=None if tls is None else lambda *_: tls,
             timeout_graceful_shutdown=math.ceil(config.timeouts.shutdown_s),
         ),

@@ -175,7 +175,7 @@ class GatewayMetrics:
         self,
         *,
         policy_version: str,
-        ttft_s: float,
+        ttft_s: float | None,
         latency_s: float,
         num_tokens: int,
         overhead_s: float | None = None,
@@ -184,15 +184,16 @@ class GatewayMetrics:
 
         Args:
             policy_version: what served when it began.
-            ttft_s: arrival to first token.
+            ttft_s: arrival to first token; None for an answer that came whole.
             latency_s: arrival to last token.
             num_tokens: tokens of its longest completion.
             overhead_s: what of its time was not spent waiting for the engine; None if not known.
         """
         version = self._versions.of(policy_version)
-        self.ttft.labels(version).observe(ttft_s)
         self.latency.labels(version).observe(latency_s)
-        if num_tokens > 1:
+        if ttft_s is not None:
+            self.ttft.labels(version).observe(ttft_s)
+        if ttft_s is not None and num_tokens > 1:
             self.inter_token.labels(version).observe((latency_s - ttft_s) / (num_tokens - 1))
         if overhead_s is not None:
             self.overhead.labels(version).observe(max(overhead_s, 0.0))

@@ -28,11 +28,12 @@ class Recorder:
             num_prompt_tokens=len(exchange.prompt_ids),
             choices=[(one.finish_reason or "error", len(one.token_ids)) for one in sampled],
         )
-        if answer.first_token_at is not None and answer.last_token_at is not None:
+        if answer.last_token_at is not None:
             waited_s = answer.answered_at - answer.asked_at
+            first = answer.first_token_at
             self._metrics.observe_times(
                 policy_version=exchange.policy_version,
-                ttft_s=answer.first_token_at - exchange.started,
+                ttft_s=None if first is None else first - exchange.started,
                 latency_s=answer.last_token_at - exchange.started,
                 num_tokens=max(len(one.token_ids) for one in sampled),
                 overhead_s=time.monotonic() - exchange.started - waited_s,

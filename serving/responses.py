@@ -214,6 +214,6 @@ def _messages(
 def _with_ids(items: Sequence[Item], *, source: str) -> tuple[Item, ...]:
     """Input items with an id each, told apart from output items by their name."""
     return tuple(
-        item if item.get("id") else {"id": f"in_{source}_{number}", **item}
+        item if item.get("id") else {**item, "id": f"in_{source}_{number}"}
         for number, item in enumerate(items)
     )

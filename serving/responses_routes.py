@@ -1,5 +1,6 @@
 """Reading and deleting stored responses: `/v1/responses/{id}` and its input items."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from onlinerl.serving.responses_store import ResponseStore
 Item = dict[str, Any]
 
 _MAX_ITEMS = 100
+_NUMBER = re.compile(r"[0-9]{1,3}")
 
 
 class StoredResponseRoute:
@@ -82,7 +84,7 @@ def _page(items: list[Item], query: QueryParams) -> Item:
     order, limit = query.get("order", "desc"), query.get("limit", "20")
     if order not in ("asc", "desc"):
         raise wrong("order", f"give asc or desc, not {order!r}")
-    if not limit.isdigit() or not 1 <= int(limit) <= _MAX_ITEMS:
+    if _NUMBER.fullmatch(limit) is None or not 1 <= int(limit) <= _MAX_ITEMS:
         raise wrong("limit", f"give 1 to {_MAX_ITEMS}, not {limit!r}")
     ordered = items if order == "asc" else items[::-1]
     after = query.get("after")

@@ -8,7 +8,7 @@ import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from onlinerl.errors import ConfigError, ServiceUnavailable
@@ -55,6 +55,9 @@ SELECT {_COLUMNS} FROM chain WHERE created_at > :since ORDER BY depth DESC
 
 _EXPIRE = "DELETE FROM responses WHERE created_at <= ?"
 _FORGET_USER = "DELETE FROM responses WHERE tenant = ? AND user = ?"
+_FORGET_SESSIONS = """
+DELETE FROM responses WHERE tenant = ? AND session_id IN (SELECT value FROM json_each(?))
+"""
 
 
 class SqliteResponseStore:
@@ -146,17 +149,21 @@ class SqliteResponseStore:
         await asyncio.to_thread(self._writer.close)
 
 
-def forget_user(path: Path, *, tenant: str, user: str, timeout_s: float = 30.0) -> int:
+def forget_user(
+    path: Path, *, tenant: str, user: str, sessions: Iterable[str] = (), timeout_s: float = 30.0
+) -> int:
     """Forget every answer of a user, from another process; returns how many there were.
 
     Args:
         path: file of a gateway, which may run; nothing is done when it does not exist.
         tenant: whose user.
         user: the keyed hash.
+        sessions: of which every answer goes, whoever it is of.
         timeout_s: how long to wait for a writer.
 
     Raises:
-        ServiceUnavailable: when the file cannot be written in that time.
+        ServiceUnavailable: when the file cannot be written in that time, or a reader keeps the
+            write-ahead log; the next call goes on.
     """
     if not path.exists():
         return 0
@@ -165,8 +172,14 @@ def forget_user(path: Path, *, tenant: str, user: str, timeout_s: float = 30.0) 
         try:
             with connection:
                 number = connection.execute(_FORGET_USER, (tenant, user)).rowcount
+                among = (tenant, json.dumps(sorted(sessions)))
+                number += connection.execute(_FORGET_SESSIONS, among).rowcount
             # What was deleted also leaves the write-ahead log.
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                raise ServiceUnavailable(
+                    f"{path}-wal is still read after {timeout_s:g} s and may hold what was deleted"
+                )
             return number
         finally:
             connection.close()

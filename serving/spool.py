@@ -14,7 +14,12 @@ from pathlib import Path
 from onlinerl.serving.config import SpoolConfig
 from onlinerl.serving.cursor import load_cursor, store_cursor
 from onlinerl.serving.events import Record
-from onlinerl.serving.forgetting import asked_to_forget, forget_in_segment, note_forgotten
+from onlinerl.serving.forgetting import (
+    Person,
+    asked_to_forget,
+    forget_in_segment,
+    note_forgotten,
+)
 from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.segments import (
     Position,
@@ -154,16 +159,16 @@ class Spool:
 
     def forget_asked(self) -> None:
         """Take out the users that `forget_user` asks for; what fails is tried again next time."""
-        for user_hash, token in asked_to_forget(self._folder):
+        for person, token in asked_to_forget(self._folder):
             try:
-                num_records = self.forget(user_hash)
-                note_forgotten(self._folder, user_hash, token=token, num_records=num_records)
+                num_records = self.forget(person)
+                note_forgotten(self._folder, person.user_hash, token=token, num_records=num_records)
             except OSError:
                 logger.exception("a user could not be taken out of the spool yet")
                 return
             logger.info("a user was taken out of the spool", extra={"num_events": num_records})
 
-    def forget(self, user_hash: str) -> int:
+    def forget(self, person: Person) -> int:
         """Take every event of a user out of what waits and what is kept; how many.
 
         Raises:
@@ -175,7 +180,7 @@ class Spool:
         with self._changed:
             closed = self._shelf.closed
         num_forgotten = sum(
-            self._forget_in(number, size, user_hash=user_hash) for number, size in closed.items()
+            self._forget_in(number, size, person=person) for number, size in closed.items()
         )
         self._metrics.forgotten.inc(num_forgotten)
         return num_forgotten
@@ -223,12 +228,10 @@ class Spool:
                 # Or reading would try it for ever.
                 self._shelf.skip_torn(start, Position(start.segment, end))
 
-    def _forget_in(self, number: int, size: int, *, user_hash: str) -> int:
+    def _forget_in(self, number: int, size: int, *, person: Person) -> int:
         with self._changed:
             cursor = self._shelf.cursor
-        found = forget_in_segment(
-            self._folder, number, end=size, user_hash=user_hash, cursor=cursor
-        )
+        found = forget_in_segment(self._folder, number, end=size, person=person, cursor=cursor)
         if found is None:
             return 0
         with self._changed:

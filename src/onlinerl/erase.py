@@ -51,7 +51,7 @@ def run_erase(
     users = hashes_of(settings, store, user=user, tenant=tenant)
     erasure = Erasure(
         store=store,
-        state_file=StateFile(settings.folder("erasures"), users=sorted(users.items())),
+        state_file=_state_file(settings, user=user, tenant=tenant),
         actor=actor,
         copies=copies_of(settings),
         trained_on=lambda scope: _trained_on(settings, scope),
@@ -81,17 +81,29 @@ def hashes_of(
     Raises:
         ConfigError: the key that the gateway hashes with is not set, or there are no tables.
     """
+    hasher = _hasher()
+    if not store.exists("interactions"):
+        raise ConfigError(f"there are no tables under {store.root}; [store].root says where")
+    tenants = {tenant} if tenant is not None else _tenants(settings, store)
+    hashes = {name: hasher.hash(user, tenant=name) for name in sorted(tenants)}
+    return {name: hashed for name, hashed in hashes.items() if hashed is not None}
+
+
+def _hasher() -> UserHasher:
     key = os.environ.get(HASH_KEY)
     if not key:
         raise ConfigError(
             f"{HASH_KEY} is not set: users are known only by their hash under the gateway's key"
         )
-    if not store.exists("interactions"):
-        raise ConfigError(f"there are no tables under {store.root}; [store].root says where")
-    hasher = UserHasher(key)
-    tenants = {tenant} if tenant is not None else _tenants(settings, store)
-    hashes = {name: hasher.hash(user, tenant=name) for name in sorted(tenants)}
-    return {name: hashed for name, hashed in hashes.items() if hashed is not None}
+    return UserHasher(key)
+
+
+def _state_file(settings: "Settings", *, user: str, tenant: str | None) -> StateFile:
+    """Named by what was asked for: which tenants have rows changes while these are deleted."""
+    asked = tenant or ""
+    hashed = _hasher().hash(user, tenant=asked)
+    assert hashed is not None
+    return StateFile(settings.folder("erasures"), users=[(asked, hashed)])
 
 
 def copies_of(settings: "Settings") -> list[OutsideCopy]:
@@ -112,10 +124,15 @@ class SpoolCopy:
     name: str = "spool"
 
     def forget(self, scope: Scope) -> int:
-        """The events of the person; those of others in their sessions are barred by ingest."""
+        """The events of the person, and whosever in their sessions."""
         from onlinerl.serving.forgetting import forget_user
 
-        return sum(forget_user(self.folder, part.user) for part in scope.values())
+        return sum(
+            forget_user(
+                self.folder, part.user, tenant=tenant, names=part.sessions | part.interactions
+            )
+            for tenant, part in scope.items()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,16 +143,20 @@ class ResponsesCopy:
     name: str = "responses"
 
     def forget(self, scope: Scope) -> int:
-        """The answers of the person."""
+        """The answers to the person, and to whomever in their sessions."""
         from onlinerl.serving.responses_sqlite import forget_user
 
         return sum(
-            forget_user(self.path, tenant=tenant, user=part.user) for tenant, part in scope.items()
+            forget_user(self.path, tenant=tenant, user=part.user, sessions=part.sessions)
+            for tenant, part in scope.items()
         )
 
 
 def _tenants(settings: "Settings", store: DeltaStore) -> set[str]:
-    return known_tenants(store) | {key.tenant for key in settings.gateway.api_keys}
+    from onlinerl.keys import known_keys
+
+    keys = [key for some in known_keys(settings, os.environ).values() for key in some]
+    return known_tenants(store) | {key.tenant for key in keys}
 
 
 @contextmanager

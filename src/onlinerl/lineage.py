@@ -7,7 +7,7 @@ known only as digests, which is enough to count them in those lists.
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ class Lineage:
     rows: Sequence[Mapping[str, object]]
     """One line per version, or per row of the version that was asked for."""
     summary: Mapping[str, object]
+    act: str = ""
+    """The subject as the table `audit` keeps it, where that differs: it holds no ids of rows."""
 
 
 def run_lineage(
@@ -71,7 +73,7 @@ def run_lineage(
         store,
         actor=actor,
         action="lineage",
-        subject=found.subject,
+        subject=found.act or found.subject,
         detail=found.summary,
         at=datetime.now(UTC),
     )
@@ -121,9 +123,11 @@ def of_version(store: DeltaStore, trained: TrainedRows, version: int) -> Lineage
 
 def of_interaction(store: DeltaStore, trained: TrainedRows, interaction: str) -> Lineage:
     """Every version that learned from an interaction, of whatever tenant."""
-    return _versions_of(
+    found = _versions_of(
         trained, subject=f"interaction {interaction}", wanted=lambda row: row[1] == interaction
     )
+    kept = digest("interaction", tenant="", name=interaction)
+    return replace(found, act=f"interaction {kept}")
 
 
 def of_user(store: DeltaStore, trained: TrainedRows, users: Mapping[str, str]) -> Lineage:

@@ -73,6 +73,75 @@ def test_a_rule_leaves_this_alone(rule: str, text: str) -> None:
     assert found(rule, text) == []
 
 
+@pytest.mark.parametrize(
+    ("rule", "text", "expected"),
+    [
+        ("email", "_bob@example.com_", "_bob@example.com"),
+        ("email", "bob@example.com-thanks", "bob@example.com"),
+        ("email", "bob@example.com--thanks", "bob@example.com"),
+        ("email", "bob@my.host-name.org", "bob@my.host-name.org"),
+        ("email", "bob@example.xn--p1ai", "bob@example.xn--p1ai"),
+        ("email", f"{'x' * 100}@example.com", f"{'x' * 64}@example.com"),
+        ("card", "4111 1111 1111 1111 123", "4111 1111 1111 1111"),
+        ("card", "4111111111111111 12/27", "4111111111111111"),
+        ("card", "12 4111 1111 1111 1111 12", "4111 1111 1111 1111"),
+        ("card", "4111\u00a01111\u00a01111\u00a01111", "4111\u00a01111\u00a01111\u00a01111"),
+        ("card", "4111.1111.1111.1111", "4111.1111.1111.1111"),
+        ("card", "4111\u20131111\u20131111\u20131111", "4111\u20131111\u20131111\u20131111"),
+        ("card", "4111  1111  1111  1111", "4111  1111  1111  1111"),
+        ("card", "card-4111111111111111-", "4111111111111111"),
+        ("card", "\uff14" + "\uff11" * 15, "\uff14" + "\uff11" * 15),
+        ("phone", "+49\u00a0170\u00a01234567", "+49\u00a0170\u00a01234567"),
+        ("phone", "_+491701234567_", "+491701234567"),
+        ("phone", "(030) 1234567", "(030) 1234567"),
+        ("phone", "+491701234567-", "+491701234567"),
+        ("iban", "DE89-3704-0044-0532-0130-00", "DE89-3704-0044-0532-0130-00"),
+        ("iban", "DE89  3704 0044 0532 0130 00", "DE89  3704 0044 0532 0130 00"),
+        ("iban", "AB12 DE89370400440532013000", "DE89370400440532013000"),
+        ("ip", "_10.0.0.1_", "10.0.0.1"),
+        ("ip", "ip:2001:db8::1,", "2001:db8::1"),
+        ("secret", "KEY_AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+        (
+            "secret",
+            "-----BEGIN PGP PRIVATE KEY BLOCK-----\nx\n-----END PGP PRIVATE KEY BLOCK-----\n",
+            "-----BEGIN PGP PRIVATE KEY BLOCK-----\nx\n-----END PGP PRIVATE KEY BLOCK-----",
+        ),
+        (
+            "secret",
+            "-----BEGIN PRIVATE KEY-----" + "x" * 70_000,
+            "-----BEGIN PRIVATE KEY-----" + "x" * 65_536,
+        ),
+    ],
+)
+def test_what_stands_beside_or_within_a_finding_does_not_hide_it(
+    rule: str, text: str, expected: str
+) -> None:
+    assert found(rule, text) == [expected]
+
+
+FINDINGS = [
+    ("email", "bob@example.com"),
+    ("phone", "+8613812345678"),
+    ("card", "4111111111111111"),
+    ("iban", "DE89370400440532013000"),
+    ("ip", "10.0.0.1"),
+    ("ip", "2001:db8::1"),
+    ("secret", "AKIAIOSFODNN7EXAMPLE"),
+    ("secret", "sk-proj-abcdefghijklmnopqrstuv"),
+]
+
+
+@pytest.mark.parametrize(("rule", "finding"), FINDINGS)
+@pytest.mark.parametrize("before", ["\u8bf7\u8054\u7cfb" * 30, '{"a": "line\\n', "\u00e9"])
+@pytest.mark.parametrize("after", ["\u8c22\u8c22\u4f60\u7684" * 30, '\\n"}', "\u3002"])
+def test_scripts_without_spaces_and_escaped_line_breaks_hide_nothing(
+    rule: str, finding: str, before: str, after: str
+) -> None:
+    text = before + finding + after
+
+    assert any(finding in one for one in found(rule, text))
+
+
 def test_two_findings_are_two() -> None:
     assert found("email", "a@example.com b@example.com") == ["a@example.com", "b@example.com"]
 

@@ -19,6 +19,9 @@ TOKENS = [11705, 260, 2795, 30]
 async def generate(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     num_tokens = min(int(body["sampling_params"]["max_tokens"]), 12)
+    if not body["stream"]:
+        await asyncio.sleep(num_tokens * request.app[PACE])
+        return whole(num_tokens, version=request.app[VERSION])
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     for position in range(num_tokens):
@@ -36,6 +39,18 @@ async def generate(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(request.app[PACE])
     await response.write(b"data: [DONE]\n\n")
     return response
+
+
+def whole(num_tokens: int, *, version: str) -> web.Response:
+    token_ids = [TOKENS[position % len(TOKENS)] for position in range(num_tokens - 1)] + [2]
+    choice = {
+        "index": 0,
+        "token_ids": token_ids,
+        "logprobs": {"content": [{"token_id": each, "logprob": -0.5} for each in token_ids]},
+        "finish_reason": "stop",
+        "weight_versions": [{"version": version, "start": 0, "end": num_tokens}],
+    }
+    return web.json_response({"choices": [choice]})
 
 
 async def healthy(_: web.Request) -> web.Response:

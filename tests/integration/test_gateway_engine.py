@@ -1,7 +1,6 @@
 """The gateway before a real vLLM engine with a tiny model, asked by the official client."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -228,20 +227,18 @@ async def test_leaving_stops_the_engine_and_logs_what_was_sampled(
     headers = {"authorization": f"Bearer {KEY}"}
     async with aiohttp.ClientSession(headers=headers) as http:
         call = asyncio.create_task(http.post(f"{service.url}/v1/chat/completions", json=body))
-        await service.sampling()
         if streamed:
+            await service.sampling()
             response = await call
             await response.content.readany()
             response.close()
         else:
+            await sampled_tokens(engine_url, at_least=3)
             call.cancel()
-    left_at = time.monotonic()
     (event,) = await service.logged(1)
-    took_s = time.monotonic() - left_at
 
     (choice,) = event.choices
     assert choice.finish_reason == "client_disconnect"
-    assert took_s < 2.5
     assert 0 < len(choice.completion_token_ids) < 900
     assert event.trainable, event.untrainable_reason
     assert await running_requests(engine_url) == 0
@@ -250,15 +247,23 @@ async def test_leaving_stops_the_engine_and_logs_what_was_sampled(
 async def running_requests(engine_url: str) -> float:
     """As the engine tells it; after an abort it takes a step until it does."""
     async with aiohttp.ClientSession() as http, asyncio.timeout(10):
-        while (number := await _told_running(http, engine_url)) > 0:
+        while (number := await told(http, engine_url, "num_requests_running")) > 0:
             await asyncio.sleep(0.05)
     return number
 
 
-async def _told_running(http: aiohttp.ClientSession, engine_url: str) -> float:
+async def sampled_tokens(engine_url: str, *, at_least: int) -> None:
+    """Wait until the engine has sampled some more tokens than now."""
+    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+        before = await told(http, engine_url, "generation_tokens_total")
+        while await told(http, engine_url, "generation_tokens_total") < before + at_least:
+            await asyncio.sleep(0.02)
+
+
+async def told(http: aiohttp.ClientSession, engine_url: str, metric: str) -> float:
     async with http.get(f"{engine_url}/metrics") as response:
         lines = (await response.text()).splitlines()
-    found = [line for line in lines if line.startswith("vllm:num_requests_running{")]
+    found = [line for line in lines if line.startswith(f"vllm:{metric}{{")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import http.client
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -258,3 +259,18 @@ def test_at_debug_level_it_says_nothing_of_what_it_was_told(
     assert "gateway listens" in log
     assert SECRET not in log + metrics
     assert KEY not in log + metrics
+
+
+def test_a_head_without_an_end_is_refused_and_serving_goes_on(
+    tmp_path: Path, engine: str, tiny_model_dir: Path
+) -> None:
+    limits = {"max_head_bytes": 4096}
+    with start(tmp_path, engine, tiny_model_dir, limits=limits) as gateway:
+        host, _, port = gateway.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nx: " + b"a" * 5000)
+            answer = connection.makefile("rb").read()
+
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.endswith(b"The head of the request is too large.")
+        assert ask(gateway) == 200

@@ -10,16 +10,22 @@ from deltalake import Transaction as DeltaTransaction
 from deltalake.exceptions import CommitFailedError
 
 from onlinerl.errors import StoreConflict
+from onlinerl.ingest.batch import ROUTES
+from onlinerl.ingest.log import LogRecord, MemoryLog
+from onlinerl.ingest.writer import STEPS
 from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
+from onlinerl.rollout_store.kafka_topics import ALL_TOPICS, Topic
 from onlinerl.rollout_store.rows import to_table
-from onlinerl.rollout_store.schema import TABLES
+from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC, TABLES
 from onlinerl.rollout_store.scope import Scope
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import connect
 from tests.events import NOON, feedback, feedback_row, interaction, interaction_rows
+from tests.ingest.world import Crash, World
 from tests.object_store import Bucket, s3_bucket
 from tests.rollout_store.test_segment_view import turn
 from tests.rollout_store.test_store import audit, ids, step
+from tests.rollout_store.views_of import Event
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +40,8 @@ def bucket() -> Iterator[Bucket]:
 
 @pytest.fixture
 def store(bucket: Bucket, request: pytest.FixtureRequest) -> DeltaStore:
-    store = DeltaStore(f"{bucket.root}/{request.node.name}", bucket.storage_options)
+    name = request.node.name.replace("[", "-").replace("]", "")
+    store = DeltaStore(f"{bucket.root}/{name}", bucket.storage_options)
     store.create()
     return store
 
@@ -85,8 +92,8 @@ def test_of_many_writers_on_the_same_number_one_wins(bucket: Bucket, store: Delt
     assert ids(store) == won
 
 
-def test_the_bucket_itself_refuses_the_second_commit_on_one_version(store: DeltaStore) -> None:
-    """Both writers have passed every check before either writes: only a conditional put is left."""
+def test_the_second_commit_on_one_version_is_refused(store: DeltaStore) -> None:
+    """Both writers loaded the same version before either of them wrote."""
     first, second = store.delta("audit"), store.delta("audit")
     claim = CommitProperties(app_transactions=[DeltaTransaction("app", 1)])
     write_deltalake(first, audit("a"), mode="append", commit_properties=claim)
@@ -107,3 +114,45 @@ def test_writers_of_different_numbers_lose_nothing(bucket: Bucket, store: DeltaS
 
     assert ids(store) == sorted(names)
     assert len(set(versions)) == len(names)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_ingest_that_dies_at_any_step_stores_every_row_once(store: DeltaStore, step: str) -> None:
+    world = World(MemoryLog(ALL_TOPICS, partitions=1, max_poll_records=4), store)
+    events: list[Event] = [
+        interaction("i1"),
+        interaction("i2"),
+        feedback("f1"),
+        interaction("i3"),
+    ]
+    for event in events:
+        world.send(event)
+
+    def die(at: str) -> None:
+        if at == step:
+            raise Crash
+
+    with pytest.raises(Crash):
+        world.ingest(die)
+    world.ingest()
+    world.ingest()
+
+    assert world.counts("interactions", "interaction_id") == {"i1": 1, "i2": 1, "i3": 1}
+    assert world.counts("feedback", "feedback_id") == {"f1": 1}
+
+
+def test_of_two_ingesters_the_older_one_is_fenced(store: DeltaStore) -> None:
+    log = MemoryLog(ALL_TOPICS, partitions=1, max_poll_records=4)
+    world = World(log, store)
+    older, newer = world.writer(), world.writer()
+    topics = {INTERACTIONS_TOPIC: Topic(INTERACTIONS_TOPIC, "t", (0,))}
+    value = interaction("i1").model_dump_json().encode()
+    record = LogRecord(INTERACTIONS_TOPIC, 0, 0, None, value)
+    for writer in (older, newer):
+        writer.claim()
+        writer.align(topics, [(INTERACTIONS_TOPIC, 0)])
+
+    with pytest.raises(StoreConflict):
+        older.write(ROUTES[0], [record])
+    newer.write(ROUTES[0], [record])
+    assert world.column("interactions", "interaction_id") == ["i1"]

@@ -12,7 +12,13 @@ import pytest
 
 from onlinerl.rollout_store.config import MetricConfig, RewardsConfig, SuspicionConfig
 from onlinerl.rollout_store.rows import to_table
-from onlinerl.rollout_store.schema import AuditRow, DeadLetterRow, PromotionRow, TokenSpan
+from onlinerl.rollout_store.schema import (
+    AuditRow,
+    DeadLetterRow,
+    InteractionEvent,
+    PromotionRow,
+    TokenSpan,
+)
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import connect
 from tests.events import (
@@ -46,10 +52,10 @@ def fill(store: DeltaStore) -> None:
     s1 (acme): a1 -> a2 -> a3, and a2b is a second child of a1. s2 (acme): b1, untrainable. s3
     (globex): c1 with two answers, c2 a day later.
     """
-    turn = {"session_id": "s1", "policy_version": 1}
+    turn: dict[str, object] = {"session_id": "s1", "policy_version": 1}
     two = [completion([7, 8]), completion([9], choice_index=1, finish_reason="length")]
     hidden = {"mask_spans": [TokenSpan(start=0, end=1)]}
-    rows = [
+    rows: list[tuple[InteractionEvent, dict[str, object]]] = [
         (interaction("a1", ttft_ms=10.0), turn),
         (
             interaction(

@@ -2,12 +2,15 @@
 
 import json
 import re
+from collections.abc import Mapping
 from types import NoneType
 from typing import Any, get_args
 
 import duckdb
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from onlinerl.rollout_store.config import RewardsConfig
 from onlinerl.rollout_store.ddl import create_table
@@ -35,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> DeltaStore:
 
 
 def test_every_field_of_an_event_is_a_column_and_optional_in_both_or_neither() -> None:
-    events = {
+    events: dict[type[BaseModel], Mapping[str, FieldInfo]] = {
         InteractionRow: {**InteractionEvent.model_fields, **Completion.model_fields},
         FeedbackRow: FeedbackEvent.model_fields,
     }

@@ -14,8 +14,9 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 
-from onlinerl.errors import ConfigError, StoreConflict
+from onlinerl.errors import ConfigError, ServiceUnavailable, StoreConflict
 from onlinerl.rollout_store import erasure as erasure_module
+from onlinerl.rollout_store.audit import record_act
 from onlinerl.rollout_store.erased import ErasedSet
 from onlinerl.rollout_store.erasure import STEPS, Erasure
 from onlinerl.rollout_store.erasure_scope import Scope
@@ -427,3 +428,113 @@ def test_a_row_that_came_back_after_all_is_deleted_by_upkeep(people: People) -> 
     assert remove_resurrected(people.store, actor="maintain", at=now()) == 0
     assert some_id("ada-new") in people.column("interactions", "interaction_id")
     assert "erase.resurrected" in people.column("audit", "action")
+
+
+def test_an_act_that_names_the_person_stays_without_the_name(people: People) -> None:
+    ada = some_id("ada-1")
+    record_act(
+        people.store, actor="me", action="look", subject=f"row {ada}", detail={"of": ada}, at=now()
+    )
+    record_act(people.store, actor="me", action="look", subject="row 7", detail={}, at=now())
+    create_snapshot(people.store, "june", actor="me", reason=f"about {ada}", at=now())
+
+    report = erasure(people).run(ADA)
+
+    assert report.traces_left == 0
+    assert traces_of_ada(people) == []
+    acts = people.store.dataset("audit").to_table().to_pylist()
+    assert [(act["subject"], act["detail"]) for act in acts if act["action"] == "look"] == [
+        ("erased", '{"erased": true}'),
+        ("row 7", "{}"),
+    ]
+    names = people.store.dataset("snapshots").to_table().to_pylist()
+    assert {(row["name"], row["action"]) for row in names} == {("june", "create"), ("june", "mark")}
+
+
+def data_folder(people: People) -> Path:
+    return Path(people.store.root) / "interactions/ingest_date=2026-01-02"
+
+
+@pytest.mark.parametrize("name", ["part-x.parquet#1", "../_delta_log/_commit_x.json.tmp"])
+def test_what_a_killed_writer_left_unfinished_goes_for_nobody_can_read_it(
+    people: People, name: str
+) -> None:
+    left = data_folder(people) / name
+    left.write_bytes(b"PAR1 and half a row")
+
+    assert erasure(people).run(ADA).traces_left == 0
+    assert not left.exists()
+
+
+def test_what_a_writer_begins_after_it_was_told_is_let_alone(people: People) -> None:
+    begun = data_folder(people) / "part-x.parquet#1"
+
+    def begin(step: str) -> None:
+        if step == "marked":
+            begun.write_bytes(b"PAR1")
+            os.utime(begun, (time.time() + 60, time.time() + 60))
+
+    erasure(people, fault=begin).run(ADA)
+
+    assert begun.exists()
+
+
+@pytest.mark.parametrize("keep", [0, 100])
+def test_a_damaged_file_that_no_version_needs_goes(people: People, keep: int) -> None:
+    some = next(data_folder(people).glob("*.parquet")).read_bytes()
+    damaged = data_folder(people) / "part-damaged.parquet"
+    damaged.write_bytes(some[:keep])
+
+    assert erasure(people).run(ADA).traces_left == 0
+    assert not damaged.exists()
+
+
+def test_a_damaged_file_that_is_needed_fails_the_erasure_and_is_named(people: People) -> None:
+    some = next(data_folder(people).glob("*.parquet"))
+    some.write_bytes(some.read_bytes()[:-50])
+
+    with pytest.raises(ServiceUnavailable, match=rf"interactions/.*{some.name} is damaged"):
+        erasure(people).run(ADA)
+    assert some.exists()
+
+
+def test_clocks_that_went_back_make_it_wait_no_longer(people: People) -> None:
+    """A file from an hour ahead is waited for once, as long as one that was just written."""
+    left = data_folder(people) / "part-x.parquet"
+    rows = to_table(interaction_rows(interaction(some_id("x"), user=ADA["acme"])))
+    parquet.write_table(rows.drop(["ingest_date"]), left)
+    os.utime(left, (time.time() + 3600, time.time() + 3600))
+    waits: list[float] = []
+
+    erasure(people, settle_s=30.0, sleep=waits.append).run(ADA)
+
+    assert waits == [30.0]
+    assert not left.exists()
+
+
+def test_a_tenant_that_came_after_the_first_attempt_is_looked_through_too(people: People) -> None:
+    with pytest.raises(Killed):
+        erasure(people, fault=killed_at("files_removed")).run(ADA)
+    other = people.says("ada-2", user="ada", session="s", tenant="globex")
+
+    erasure(people).run({"globex": hash_of("ada", tenant="globex")})
+
+    assert other not in people.column("interactions", "interaction_id")
+    check_that_only_ada_is_gone(people)
+
+
+def test_what_goes_on_from_an_erased_row_is_not_stored_when_it_comes_late(people: People) -> None:
+    erasure(people).run(ADA)
+    erased = ErasedSet(people.store)
+    erased.refresh()
+    late = [
+        interaction(some_id("b1"), session_id="s-b", parent_id=some_id("ada-1"), served_at=NOON),
+        interaction(some_id("b2"), session_id="s-b", parent_id=some_id("b1"), served_at=NOON),
+        interaction(some_id("b3"), session_id="s-b", parent_id=some_id("bob-1"), served_at=NOON),
+    ]
+    rows = to_table([row for event in late for row in interaction_rows(event)])
+
+    assert erased.without("interactions", rows)["interaction_id"].to_pylist() == [some_id("b3")]
+    people.stored_at = now()
+    people.says("b1", user="bob", session="s-b", parent_id=some_id("ada-1"))
+    assert remove_resurrected(people.store, actor="maintain", at=now()) == 1

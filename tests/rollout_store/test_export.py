@@ -6,8 +6,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from onlinerl.cli import main
 from onlinerl.config import Settings
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store import export as export_module
@@ -42,7 +44,7 @@ TOKENIZER = bytes_tokenizer()
 
 
 def ids(text: str) -> list[int]:
-    return cast(list[int], TOKENIZER.encode(text).ids)
+    return TOKENIZER.encode(text).ids
 
 
 def asked(interaction_id: str, *answers: str, **changes: Any) -> InteractionEvent:
@@ -307,7 +309,7 @@ def test_a_dataset_folder_loads_with_hugging_face_datasets(
 ) -> None:
     datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
     labels = [feedback("f1", choice_index=0), feedback("f2", choice_index=1, value=0.25)]
-    events = [asked("i1", "a", "b"), *labels]
+    events: list[Event] = [asked("i1", "a", "b"), *labels]
     request = request_of(format, layout="dataset")
     export(stored(tmp_path, [*events, asked("i2", "c")]), request, rewards=REWARDS)
     same = request_of(format, out=tmp_path / "lines")
@@ -373,7 +375,12 @@ def test_tables_that_are_not_there_are_said(tmp_path: Path, request_of: Any) -> 
 def test_the_command_says_what_it_did_and_the_audit_table_remembers(
     tmp_path: Path, request_of: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    events = [asked("i1", "a"), feedback(value=0.75), asked("i2", "b"), feedback("f2", value=0.25)]
+    events: list[Event] = [
+        asked("i1", "a"),
+        feedback(value=0.75),
+        asked("i2", "b"),
+        feedback("f2", value=0.25),
+    ]
     store = stored(tmp_path, events)
     parts = SimpleNamespace(
         store_root=store.root,
@@ -391,3 +398,18 @@ def test_the_command_says_what_it_did_and_the_audit_table_remembers(
         (row,) = connection.execute("SELECT actor, action, detail FROM audit").fetchall()
     assert row[:2] == ("me", "export")
     assert json.loads(row[2])["num_rows"] == 1
+
+
+def test_the_command_line_reaches_every_choice(tmp_path: Path) -> None:
+    store = stored(tmp_path, [interaction("i1"), interaction("i2", served_at=after(5))])
+    config = tmp_path / "onlinerl.toml"
+    config.write_text(f"[policy]\nname = 'assistant'\n[store]\nroot = '{store.root}'\n")
+    out = tmp_path / "out"
+    window = ["--since", "2026-01-02T12:01", "--until", "2026-01-02T13:10+01:00"]
+    choices = ["--format", "tokens", "--layout", "dataset", "--policy", "assistant"]
+
+    assert main(["export", "--config", str(config), "--out", str(out), *choices, *window]) == 0
+    table = parquet.read_table(out / "data" / "train-00000.parquet")
+    assert table["segment_id"].to_pylist() == ["i2:0"]
+    card = (out / "README.md").read_text()
+    assert "served from 2026-01-02 12:01:00+00:00 until 2026-01-02 13:10:00+01:00" in card

@@ -86,7 +86,7 @@ def test_compacting_again_writes_nothing(people: People) -> None:
 def test_vacuum_removes_what_no_version_needs(people: People) -> None:
     compact(people.store, "interactions", target_file_bytes=2**20, min_small_files=2)
 
-    removed = vacuum(people.store, "interactions", held=set(), retention_hours=0)
+    removed = vacuum(people.store, "interactions", held=set(), retention_hours=0, at=now())
 
     assert len(removed) == 6
     assert files_of(people) == 1
@@ -99,7 +99,7 @@ def test_a_held_version_is_read_after_a_vacuum_without_retention(people: People)
     compact(people.store, "interactions", target_file_bytes=2**20, min_small_files=2)
     version = held.versions["interactions"]
 
-    vacuum(people.store, "interactions", held={version}, retention_hours=0)
+    vacuum(people.store, "interactions", held={version}, retention_hours=0, at=now())
 
     found = people.store.dataset("interactions", version=version).to_table(["interaction_id"])
     assert sorted(found["interaction_id"].to_pylist()) == sorted(some_id(f"i{n}") for n in range(6))
@@ -111,7 +111,7 @@ def test_young_files_stay_for_their_readers_and_writers(people: People) -> None:
     underway = Path(people.store.root) / "interactions/ingest_date=2026-01-02/part-x.parquet"
     underway.write_bytes(b"a commit that is about to happen")
 
-    assert vacuum(people.store, "interactions", held=set(), retention_hours=1) == []
+    assert vacuum(people.store, "interactions", held=set(), retention_hours=1, at=now()) == []
     assert underway.exists()
 
 
@@ -120,13 +120,32 @@ def test_what_a_writer_left_behind_goes_when_it_is_old(people: People) -> None:
     left.write_bytes(b"the writer died before its commit")
     age(people, hours=2)
 
-    removed = vacuum(people.store, "interactions", held=set(), retention_hours=1)
+    removed = vacuum(people.store, "interactions", held=set(), retention_hours=1, at=now())
 
     assert removed == ["ingest_date=2026-01-02/part-x.parquet"]
 
 
+def test_what_a_writer_left_unfinished_goes_when_it_is_old(people: People) -> None:
+    """A writer gives a file its name at the end; the library's own vacuum never sees it before."""
+    root = Path(people.store.root) / "interactions"
+    left = [
+        root / "ingest_date=2026-01-02/part-x.parquet#1",
+        root / "_delta_log/_commit_x.json.tmp",
+    ]
+    for path in left:
+        path.write_bytes(b"half")
+    vacuum(people.store, "interactions", held=set(), retention_hours=1, at=now())
+    assert all(path.exists() for path in left)
+    age(people, hours=2)
+
+    vacuum(people.store, "interactions", held=set(), retention_hours=1, at=now())
+
+    assert not any(path.exists() for path in left)
+    assert len(people.column("interactions", "interaction_id")) == 6
+
+
 def test_a_vacuum_with_nothing_to_do_commits_nothing(people: People) -> None:
-    vacuum(people.store, "interactions", held=set(), retention_hours=0)
+    vacuum(people.store, "interactions", held=set(), retention_hours=0, at=now())
 
     assert people.store.delta("interactions").version() == 6
 
@@ -203,14 +222,16 @@ def test_a_pass_keeps_what_snapshots_and_cycles_hold(people: People) -> None:
     run_pass(people)
     age(people, hours=1000)
     run_pass(people, at=now() + timedelta(hours=48))
-    only_in_version_8 = vacuum(people.store, "interactions", held={6, 7}, retention_hours=0)
+    only_in_version_8 = vacuum(
+        people.store, "interactions", held={6, 7}, retention_hours=0, at=datetime.now(UTC)
+    )
 
     assert len(only_in_version_8) == 1
     assert people.store.dataset("interactions", version=6).count_rows() == 6
     assert people.store.dataset("interactions", version=7).count_rows() == 7
     assert len(people.column("interactions", "interaction_id")) == 8
     drop_snapshot(people.store, "june", actor="me", reason="", at=now())
-    assert len(vacuum(people.store, "interactions", held=set(), retention_hours=0)) == 7
+    assert len(vacuum(people.store, "interactions", held=set(), retention_hours=0, at=now())) == 7
 
 
 def run_pass(people: People, *, at: datetime | None = None) -> None:

@@ -5,7 +5,7 @@ import pytest
 from deltalake import DeltaTable
 
 from onlinerl.errors import ServiceUnavailable
-from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
+from onlinerl.rollout_store.config import MetricConfig, RewardsConfig, StoreConfig
 from onlinerl.rollout_store.rows import schema_of, to_table
 from onlinerl.rollout_store.schema import TABLES, FeedbackRow, PromotionRow
 from onlinerl.rollout_store.store import DeltaStore
@@ -123,6 +123,28 @@ def test_a_version_that_does_not_exist_is_said(tmp_path: Path) -> None:
 
     with pytest.raises(ServiceUnavailable, match="open table interactions"):
         connect(store, rewards=ACCEPTED, versions={"interactions": 99})
+
+
+def test_memory_and_threads_of_a_query_are_those_of_the_configuration(tmp_path: Path) -> None:
+    limits = StoreConfig(query_memory_mib=128, query_threads=3)
+    connection = connect(DeltaStore(str(tmp_path)), rewards=ACCEPTED, limits=limits)
+
+    found = connection.execute("SELECT current_setting('threads'), current_setting('memory_limit')")
+    assert found.fetchall() == [(3, "128.0 MiB")]
+
+
+def test_a_query_that_does_not_fit_spills_even_where_it_may_read_nothing_else(
+    tmp_path: Path,
+) -> None:
+    limits = StoreConfig(query_memory_mib=64, query_threads=1)
+    connection = connect(DeltaStore(str(tmp_path)), rewards=ACCEPTED, limits=limits)
+    connection.execute("SET enable_external_access = false")
+
+    # Sorted text of 200 MB.
+    sql = """SELECT count(*) FROM (
+        SELECT * FROM (SELECT md5(i::VARCHAR) || repeat('x', 68) AS t FROM range(2000000) AS r(i))
+        ORDER BY t LIMIT 1999999)"""
+    assert connection.execute(sql).fetchall() == [(1_999_999,)]
 
 
 def test_a_session_is_counted_per_tenant(tmp_path: Path) -> None:

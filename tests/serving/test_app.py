@@ -691,7 +691,7 @@ async def test_a_body_that_is_not_utf_8_is_refused(world: World, raw: bytes) -> 
 
 
 async def test_a_body_that_is_nested_too_deeply_is_refused(world: World) -> None:
-    schema: dict[str, Any] = {"<|im_end|>": 1}
+    schema: dict[str, object] = {"<|im_end|>": 1}
     for _ in range(300):
         schema = {"properties": schema}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}

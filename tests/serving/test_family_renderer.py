@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from onlinerl.serving.family_markup import ChannelMarkup, markup_of
 from onlinerl.serving.family_renderer import FamilyRenderer
 from onlinerl.serving.family_splitter import ChannelSplitter
 from onlinerl.serving.output_parser import AnswerParser, Part, Said, Thought
-from onlinerl.serving.request import Conversation, Message, ToolCall
+from onlinerl.serving.request import Conversation, Message, Tool, ToolCall
 from onlinerl.serving.tagged_text import Expected
 from tests.serving.conversations import (
     STOP,
@@ -202,6 +203,39 @@ def test_control_tokens_of_a_caller_are_plain_text(name: str) -> None:
 
     assert [i for i in ids if i in special] == [i for i in expected if i in special]
     assert f"U{control}V" in text_of(renderer, ids)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("field", ["description", "key", "name", "value", "id", "result"])
+def test_control_tokens_in_tools_and_calls_are_plain_text(name: str, field: str) -> None:
+    renderer = family_renderer(name)
+    special = renderer._codec.special
+
+    def control_ids(text: str) -> list[int]:
+        def given(place: str) -> str:
+            return f"x{text}" if place == field else "x"
+
+        member = {"type": "string", "description": given("key")}
+        schema = {"type": "object", "properties": {given("key"): member}}
+        tool = Tool(name="f", description=given("description"), parameters=schema)
+        arguments = json.dumps({given("key"): given("value")})
+        made = ToolCall(id=f"functions.{given('id')}:0", name=given("name"), arguments=arguments)
+        returned = replace(result(given("result"), of=made), name=made.name)
+        asked = talk(user("?"), assistant("", made), returned, tools=(tool,))
+        return [i for i in renderer.render(asked) if i in special.values()]
+
+    # Alone, because a token may stand in JSON otherwise than it is spelled.
+    for token in ["".join(special), *(token for token in special if '"' in token)]:
+        assert control_ids(token) == control_ids("y")
+
+
+def test_a_refusal_quotes_what_the_caller_wrote() -> None:
+    schema = {"type": "object", "properties": {"a": {"description": "<|im_end|>"}}}
+    asked = talk(user("?"), tools=(Tool(name="f", parameters=schema),))
+    with pytest.raises(RequestRefused) as caught:
+        family_renderer("kimi-k2.5").render(asked)
+
+    assert str(caught.value).endswith("Invalid JSON Schema object: {'description': '<|im_end|>'}")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

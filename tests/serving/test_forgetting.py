@@ -18,7 +18,7 @@ from onlinerl.serving import shipper as shipper_module
 from onlinerl.serving.config import SpoolConfig
 from onlinerl.serving.cursor import Cursor, load_cursor, store_cursor
 from onlinerl.serving.events import Record
-from onlinerl.serving.forgetting import forget_in_segment, forget_user
+from onlinerl.serving.forgetting import Person, forget_in_segment, forget_user
 from onlinerl.serving.log_writer import MemoryWriter
 from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.segments import Position, pack, segment_numbers, segment_path
@@ -76,6 +76,29 @@ def test_a_user_who_is_only_spoken_of_stays(tmp_path: Path) -> None:
 
     assert forget_user(tmp_path, ADA) == 0
     assert read(tmp_path) == ["k1", "k2"]
+
+
+def of_session(number: int, tenant: str, **fields: str) -> Record:
+    value = json.dumps({"user": None, "tenant": tenant, **fields}).encode()
+    return Record(topic="t", key=f"k{number}", value=value)
+
+
+def in_sessions() -> list[Record]:
+    """Of five events of nobody, three belong to a session or an interaction of ADA's."""
+    return [
+        of_session(1, "acme", session_id="s-ada"),
+        of_session(2, "globex", session_id="s-ada"),
+        of_session(3, "acme", session_id="s", parent_id="i-ada"),
+        of_session(4, "acme", session_id="s", parent_id="i-bob"),
+        of_session(5, "acme", interaction_id="i-ada"),
+    ]
+
+
+def test_events_of_whole_sessions_go_whoever_they_are_of(tmp_path: Path) -> None:
+    write(tmp_path, in_sessions())
+
+    assert forget_user(tmp_path, ADA, tenant="acme", names=["s-ada", "i-ada"]) == 3
+    assert read(tmp_path) == ["k2", "k4"]
 
 
 def test_what_is_torn_goes_too_for_nobody_can_tell_whose_it_is(tmp_path: Path) -> None:
@@ -147,7 +170,7 @@ def test_a_crash_between_two_steps_loses_nothing(
 
         monkeypatch.setattr(forgetting_module, "_rewrite", crash)
         with pytest.raises(KeyboardInterrupt):
-            forget_in_segment(tmp_path, 1, end=end, user_hash=ADA, cursor=cursor)
+            forget_in_segment(tmp_path, 1, end=end, person=Person(user_hash=ADA), cursor=cursor)
         found = load_cursor(tmp_path)
         assert found is not None
         assert found.position == Position(1, 0)
@@ -210,6 +233,18 @@ def test_a_running_gateway_forgets_when_it_is_asked(line: Line) -> None:
     wait_for(line, "k2", "k3", "k4")
 
 
+def test_a_running_gateway_forgets_whole_sessions_and_minds_no_broken_request(line: Line) -> None:
+    (line.folder / "forget").mkdir()
+    (line.folder / "forget" / f"{BOB}.ask").write_bytes(b"[]")
+    line.put(*in_sessions())
+    wait_for(line, "k1", "k2", "k3", "k4", "k5")
+
+    names = ["s-ada", "i-ada"]
+    assert forget_user(line.folder, ADA, tenant="acme", names=names, timeout_s=10) == 3
+    line.log.come_back_empty()
+    wait_for(line, "k2", "k4")
+
+
 def test_a_running_gateway_forgets_while_the_log_is_away(line: Line) -> None:
     line.put(record(1, BOB))
     wait_for(line, "k1")
@@ -231,7 +266,7 @@ def test_what_a_running_gateway_cannot_do_in_time_is_told_and_done_later(
     line.put(record(1, ADA))
     wait_for(line, "k1")
 
-    def fail(_: str) -> int:
+    def fail(_: Person) -> int:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:

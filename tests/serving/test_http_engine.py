@@ -129,7 +129,7 @@ async def test_chunks_hold_ids_logprobs_and_spans(engine: HttpEngine) -> None:
     assert last.version_spans == [VersionSpan(version="assistant/3", start=0, end=3)]
 
 
-async def test_a_request_always_streams_one_completion_with_logprobs(
+async def test_a_request_asks_for_one_completion_with_logprobs(
     engine: HttpEngine, vllm: FakeVllm
 ) -> None:
     await chunks(engine)
@@ -361,3 +361,63 @@ async def test_an_engine_that_sends_elsewhere_has_failed(
     with pytest.raises(EngineFailed) as caught:
         await chunks(engine)
     assert caught.value.status == 502
+
+
+def whole(ids: list[int], *, finish: str | None = "stop", cached: int = 7) -> Handler:
+    """An answer that does not stream."""
+
+    async def answer(_: web.Request) -> web.Response:
+        body = json.loads(piece(ids, finish=finish).removeprefix(b"data: "))
+        usage = {"prompt_tokens_details": {"cached_tokens": cached}}
+        return web.json_response({**body, "usage": usage})
+
+    return answer
+
+
+async def test_a_whole_answer_says_what_a_streamed_one_does(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    vllm.generate = whole([5, 6, 2])
+    (chunk,) = await chunks(engine, replace(request(), streamed=False))
+
+    assert vllm.bodies[0]["stream"] is False
+    assert "stream_options" not in vllm.bodies[0]
+    assert (list(chunk.token_ids), list(chunk.logprobs)) == ([5, 6, 2], [-0.5, -0.6, -0.2])
+    assert chunk.finish_reason == "stop"
+    assert chunk.version_spans == [VersionSpan(version="assistant/3", start=0, end=3)]
+    assert chunk.num_cached_tokens == 7
+
+
+async def test_a_long_whole_answer_is_handed_on_in_pieces(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    ids = list(range(600))
+    vllm.generate = whole(ids)
+    found = await chunks(engine, replace(request(), streamed=False))
+
+    assert [len(c.token_ids) for c in found] == [256, 256, 88]
+    assert [n for c in found for n in c.token_ids] == ids
+    assert [p for c in found for p in c.logprobs] == [-n / 10 for n in ids]
+    assert [c.finish_reason for c in found] == [None, None, "stop"]
+    assert [c.version_spans is None for c in found] == [True, True, False]
+
+
+async def test_a_whole_answer_without_an_end_is_a_failure(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    vllm.generate = whole([5], finish=None)
+    with pytest.raises(EngineFailed, match="broke off"):
+        _ = await chunks(engine, replace(request(), streamed=False))
+
+
+async def test_a_whole_answer_may_take_longer_than_the_pause_between_two_chunks(
+    engine: HttpEngine, vllm: FakeVllm
+) -> None:
+    async def slow(asked: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(0.5)  # idle_s is 0.3
+        return await whole([5, 2])(asked)
+
+    vllm.generate = slow
+    (chunk,) = await chunks(engine, replace(request(), streamed=False))
+
+    assert list(chunk.token_ids) == [5, 2]

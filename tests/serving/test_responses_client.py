@@ -245,6 +245,28 @@ async def test_input_items_are_all_that_a_response_was_made_from(
     assert [item.to_dict()["content"][0]["text"] for item in rest] == ["One", "A", "Two"]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("limit", ["0", "101", "-1", "1.0", "\u00b2", "9" * 5000, ""])
+async def test_a_page_has_1_to_100_items(chatml: TemplateRenderer, limit: str) -> None:
+    async with serving(chatml, "A") as world:
+        client = openai_client(world)
+        response = await client.responses.create(model="assistant", input="One")
+        with pytest.raises(openai.BadRequestError, match="limit: give 1 to 100"):
+            await client.responses.input_items.list(response.id, extra_query={"limit": limit})
+
+
+@pytest.mark.parametrize("given", [{}, {"id": None}, {"id": ""}])
+async def test_an_input_item_without_an_id_is_given_one(
+    chatml: TemplateRenderer, given: dict[str, Any]
+) -> None:
+    item: Any = {"role": "user", "content": "One", **given}
+    async with serving(chatml, "A") as world:
+        client = openai_client(world)
+        response = await client.responses.create(model="assistant", input=[item])
+        (listed,) = (await client.responses.input_items.list(response.id)).data
+
+    assert listed.id == f"in_{response.id.removeprefix('resp_')}_0"
+
+
 async def test_an_answer_at_its_bound_is_incomplete(chatml: TemplateRenderer) -> None:
     async with serving(chatml, "One two three four five six.") as world:
         client = openai_client(world)

@@ -160,7 +160,9 @@ async def test_arguments_that_are_not_quite_json_are_told_to_the_model_as_they_w
     )
 
     assert caller.status == 200
-    assert f'"arguments": {arguments}}}' in world.renderer.decode(world.engine.requests[0].token_ids)
+    assert f'"arguments": {arguments}}}' in world.renderer.decode(
+        world.engine.requests[0].token_ids
+    )
 
 
 @pytest.mark.parametrize(

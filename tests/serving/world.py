@@ -106,7 +106,7 @@ def make_world(
     settings = GatewayConfig(
         api_keys=KEYS,
         limits=limits or LimitsConfig(),
-        timeouts=TimeoutsConfig(body_s=0.5, drain_s=0.5, shutdown_s=0.5),
+        timeouts=TimeoutsConfig(receive_s=0.5, drain_s=0.5, shutdown_s=0.5),
         **config,
     )
     metrics, users = GatewayMetrics(CollectorRegistry()), UserHasher("pepper")

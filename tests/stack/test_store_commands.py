@@ -1,7 +1,9 @@
 """The commands of the tables, as they are typed."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +19,7 @@ from onlinerl.rollout_store.maintainer import LEASE
 from onlinerl.rollout_store.store_lease import StoreLease
 from onlinerl.serving.config import ResponsesConfig
 from onlinerl.serving.events import Record
-from onlinerl.serving.responses_sqlite import SqliteResponseStore
+from onlinerl.serving.responses_sqlite import SqliteResponseStore, forget_user
 from onlinerl.serving.responses_store import StoredResponse
 from onlinerl.serving.segments import pack, segment_path
 from tests.rollout_store.people import People, hash_of, some_id
@@ -165,33 +167,53 @@ def test_the_spool_and_the_stored_answers_forget_too(
 ) -> None:
     spool, answers = tmp_path / "spool", tmp_path / "responses.sqlite"
     spool.mkdir()
-    events = [{"user": hash_of("ada"), "n": 1}, {"user": hash_of("bob"), "n": 2}]
+    mate = {"user": None, "tenant": "acme", "session_id": "s-ada"}
+    events = [{"user": hash_of("ada"), "n": 1}, {"user": hash_of("bob"), "n": 2}, mate]
     records = [Record(topic="t", key="k", value=json.dumps(each).encode()) for each in events]
     segment_path(spool, 1).write_bytes(b"".join(map(pack, records)))
-    asyncio.run(_keep_an_answer(answers))
+    asyncio.run(_keep_answers(answers))
 
     report = json.loads(run("erase", "--user", "ada", "--format", "json"))
 
-    assert report["copies_forgotten"] == {"spool": 1, "responses": 1}
+    assert report["copies_forgotten"] == {"spool": 2, "responses": 2}
     assert hash_of("ada").encode() not in segment_path(spool, 1).read_bytes()
     assert hash_of("bob").encode() in segment_path(spool, 1).read_bytes()
+    assert b"s-ada" not in segment_path(spool, 1).read_bytes()
+    assert b"hello Ada" not in answers.read_bytes()
 
 
-async def _keep_an_answer(path: Path) -> None:
+async def _keep_answers(path: Path) -> None:
+    """One to Ada, one to somebody in her session, one to that session's namesake elsewhere."""
     store = SqliteResponseStore(path, ResponsesConfig(), timeout_s=30.0)
-    await store.put(
-        StoredResponse(
-            response_id="resp_1",
+    kept = [("acme", hash_of("ada"), "s-other"), ("acme", None, "s-ada"), ("globex", None, "s-ada")]
+    for number, (tenant, user, session) in enumerate(kept):
+        answer = StoredResponse(
+            response_id=f"resp_{number}",
             previous_id=None,
-            session_id="s-ada",
-            user=hash_of("ada"),
+            session_id=session,
+            user=user,
             created_at=datetime.now(UTC).timestamp(),
             input_items=(),
-            body={"output": "hello Ada"},
-        ),
-        tenant="acme",
-    )
+            body={"output": "hello Ada" if tenant == "acme" else "hello"},
+        )
+        await store.put(answer, tenant=tenant)
     await store.close()
+
+
+def test_answers_that_a_reader_still_holds_in_the_log_fail_the_erasure(tmp_path: Path) -> None:
+    """Deleted they are; but bytes in the write-ahead log would not be gone."""
+    path = tmp_path / "responses.sqlite"
+    asyncio.run(_keep_answers(path))
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM responses").fetchone()
+        with pytest.raises(ServiceUnavailable, match="may hold what was deleted"):
+            forget_user(path, tenant="acme", user=hash_of("ada"), timeout_s=0.1)
+        reader.execute("COMMIT")
+
+    forget_user(path, tenant="acme", user=hash_of("ada"))
+    assert forget_user(path, tenant="acme", user="x", sessions=["s-ada"]) == 1
+    assert b"hello Ada" not in path.read_bytes()
 
 
 def test_lineage_of_a_version_lists_its_rows(people: People, run: Run, trained: MemoryRows) -> None:
