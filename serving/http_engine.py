@@ -17,6 +17,7 @@ from onlinerl.serving.engine_client import Chunk, Generate
 from onlinerl.serving.sse import DONE, EventFramer
 
 _ERROR_BYTES = 16 * 1024
+_NOT_THE_CALLERS = frozenset({401, 403, 404, 405, 407})
 _SLICE = 256
 """Tokens of a whole answer that are handed on at once: others get their turn between."""
 _KEEP_IDLE_S = 4.0
@@ -181,5 +182,7 @@ async def _slices(response: aiohttp.ClientResponse, *, num_top: int) -> AsyncGen
 async def _refusal(response: aiohttp.ClientResponse) -> EngineFailed:
     body = await response.content.read(_ERROR_BYTES)
     message = engine_wire.error_message(body, status=response.status)
-    # Only the configuration names engines: one that sends elsewhere has failed.
-    return EngineFailed(message, response.status if response.status >= 400 else 502)
+    # Only the configuration names engines: one that sends elsewhere has failed. And one that does
+    # not know the gateway, or what it asks for, says nothing about the caller.
+    is_about_the_request = response.status >= 400 and response.status not in _NOT_THE_CALLERS
+    return EngineFailed(message, response.status if is_about_the_request else 502)

@@ -132,7 +132,7 @@ def read_body(value: object) -> MessagesBody:
         RequestRefused: naming the parameter that is wrong or not supported.
     """
     body = checked(MessagesBody, value, harmless=_ASKS_FOR_NOTHING)
-    _refuse_a_budget_that_binds(body)
+    _check_budget(body)
     return body
 
 
@@ -194,12 +194,11 @@ def _tool(value: object, *, at: str) -> Tool:
     )
 
 
-def _refuse_a_budget_that_binds(body: MessagesBody) -> None:
-    """Thinking has no bound of its own here, so a budget is kept only if `max_tokens` keeps it."""
+def _check_budget(body: MessagesBody) -> None:
+    """A budget is a target in this protocol; here `max_tokens` alone bounds thinking."""
     budget = None if body.thinking is None else body.thinking.budget_tokens
-    if budget is not None and budget < body.max_tokens:
-        raise unsupported(
+    if budget is not None and budget >= body.max_tokens:
+        raise wrong(
             "thinking.budget_tokens",
-            f"thinking is bounded by max_tokens alone, and {budget} is less than "
-            f"{body.max_tokens}: leave it out, or give at least max_tokens",
+            f"{budget} is not less than max_tokens, which is {body.max_tokens}",
         )

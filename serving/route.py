@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineFailed, EngineUnreachable
 from onlinerl.rollout_store.schema import Arm, VersionSpan
 from onlinerl.serving.engine_client import Chunk, Generate
 from onlinerl.serving.replicas import Replica, ReplicaPool
@@ -27,6 +27,8 @@ _SPEAKS_OF_EACH_TOKEN = frozenset(
 """Sampling parameters that mean the same for the rest of an answer. Grammars and penalties do not:
 they also depend on the tokens of the answer so far, which are prompt when it is taken up again."""
 
+_MAX_BROKEN = 1
+"""Replicas that may break over one request before it is given up."""
 _SEED_STEP = 1_000_003
 
 
@@ -73,6 +75,7 @@ class Route:
         self._metrics = metrics
         self._asked: dict[str, tuple[Replica, str]] = {}
         self._aborted: set[str] = set()
+        self._broken: set[Replica] = set()
 
     @property
     def url(self) -> str:
@@ -127,9 +130,17 @@ class Route:
             await replica.engine.abort(asked_id)
 
     def _move(self, request: Generate, error: EngineFailed, *, tried: set[Replica]) -> bool:
-        """Whether another replica answers in place of the one that failed."""
+        """Whether another replica answers in place of the one that failed.
+
+        One that could not be reached was not asked, so all may be tried. One that broke may have
+        broken over this request, so only one other is put at risk.
+        """
         if error.status != 503 or request.request_id in self._aborted:
             return False
+        if not isinstance(error, EngineUnreachable):
+            self._broken.add(self.replica)
+            if len(self._broken) > _MAX_BROKEN:
+                return False
         if self.replica in tried:  # another completion may have moved already
             other = self._alternative(self, tried=tried)
             if other is None:

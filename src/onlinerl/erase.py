@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 HASH_KEY = "ONLINERL_USER_HASH_KEY"
 LEASE_WAIT_S, LEASE_POLL_S = 900.0, 2.0
 """How long a pass of `onlinerl maintain` is waited for, and how often it is looked for."""
+LEASE_ATTEMPTS = 5
+"""How often the lease may be lost; `[maintenance].lease_ttl_s` is too short then."""
 
 
 def run_erase(
@@ -61,16 +63,29 @@ def run_erase(
             plan = replace(erasure, on_file=on_file).plan(users)
         _show_plan(plan.scope, format=format)
         return 0
-    with _lease(store, ttl_s=settings.maintenance.lease_ttl_s) as lease, _progress() as on_file:
-
-        def alive() -> None:
-            on_file()
-            lease.renew()
-
-        report = replace(erasure, on_file=alive).run(users)
+    report = _erase(erasure, users, ttl_s=settings.maintenance.lease_ttl_s)
     _mark_versions(settings, store)
     _show(report, format=format)
     return 0
+
+
+def _erase(erasure: Erasure, users: Mapping[str, str], *, ttl_s: float) -> ErasureReport:
+    """Under the lease of upkeep; one that is lost in a long step is taken again, and it goes on."""
+    attempt = 0
+    while True:
+        with _lease(erasure.store, ttl_s=ttl_s) as lease, _progress() as on_file:
+
+            def alive(lease: StoreLease = lease, on_file: Callable[[], None] = on_file) -> None:
+                on_file()
+                lease.renew()
+
+            try:
+                return replace(erasure, on_file=alive).run(users)
+            except LeaseHeld as error:
+                attempt += 1
+                if attempt == LEASE_ATTEMPTS:
+                    raise
+                logger.warning("%s; the erasure goes on when it is free", error)
 
 
 def hashes_of(

@@ -92,7 +92,7 @@ def traces(pipeline: Pipeline) -> list[str]:
 def start(pipeline: Pipeline, *arguments: str) -> "subprocess.Popen[bytes]":
     process = subprocess.Popen(
         [*COMMAND, *arguments, "--config", str(pipeline.config)],
-        stdout=subprocess.PIPE,
+        stdout=subprocess.PIPE if "json" in arguments else subprocess.DEVNULL,
         env=os.environ | {"ONLINERL_USER_HASH_KEY": "pepper"},
         cwd=pipeline.folder,
     )

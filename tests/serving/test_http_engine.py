@@ -195,6 +195,19 @@ async def test_a_refusal_keeps_status_and_message(engine: HttpEngine, vllm: Fake
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_an_engine_that_does_not_know_the_gateway_is_no_fault_of_the_caller(
+    engine: HttpEngine, vllm: FakeVllm, status: int
+) -> None:
+    async def refuse(_: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    vllm.generate = refuse
+    with pytest.raises(EngineFailed, match=str(status)) as caught:
+        await chunks(engine)
+    assert caught.value.status == 502
+
+
 async def test_an_error_event_breaks_the_stream(engine: HttpEngine, vllm: FakeVllm) -> None:
     async def fail(incoming: web.Request) -> web.StreamResponse:
         error = b'data: {"error": {"message": "boom", "code": 500}}\n\n'

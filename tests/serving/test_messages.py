@@ -76,7 +76,7 @@ async def test_a_body_is_a_request() -> None:
         top_k=7,
         top_p=0.9,
         metadata={"user_id": "ann"},
-        thinking={"type": "enabled", "budget_tokens": 9},
+        thinking={"type": "enabled", "budget_tokens": 8},
         stream=True,
     )
 
@@ -166,7 +166,7 @@ async def test_what_asks_for_nothing_is_let_through(body: dict[str, Any]) -> Non
         ({"service_tier": "flex"}, "service_tier"),
         ({"temperature": 3}, "temperature"),
         ({"temperature": 0.001}, "temperature"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 8}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "display": "omitted"}}, "thinking.display"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),

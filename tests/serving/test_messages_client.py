@@ -175,7 +175,7 @@ async def test_both_headers_carry_the_key(chatml: TemplateRenderer, header: str)
         ({"extra_body": {"n": 2}}, "n"),
         ({"max_tokens": 5_000}, "max_tokens"),
         (
-            {"thinking": {"type": "enabled", "budget_tokens": 100}},
+            {"thinking": {"type": "enabled", "budget_tokens": 100_000}},
             "thinking.budget_tokens",
         ),
     ],

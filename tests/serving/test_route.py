@@ -69,6 +69,16 @@ async def test_every_replica_is_tried_once_and_the_last_failure_is_told() -> Non
     assert [len(engine.requests) for engine in fleet.engines] == [1, 1, 1]
 
 
+async def test_a_request_over_which_replicas_break_meets_two_of_them_at_most() -> None:
+    fleet = await make_fleet("assistant/1", "assistant/1", "assistant/1")
+    for engine in fleet.engines:
+        engine.failure = EngineFailed("the connection to the engine broke", 503)
+
+    with pytest.raises(EngineFailed):
+        await sampled(fleet.route())
+    assert sum(len(engine.requests) for engine in fleet.engines) == 2
+
+
 async def test_after_the_first_token_nothing_is_tried_again() -> None:
     fleet = await make_fleet("assistant/1", "assistant/1")
     route = fleet.route()

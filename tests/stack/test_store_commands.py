@@ -14,7 +14,8 @@ import pytest
 from onlinerl import erase, lineage
 from onlinerl.cli import main
 from onlinerl.deploy.lineage import MemoryRows
-from onlinerl.errors import ServiceUnavailable
+from onlinerl.errors import LeaseHeld, ServiceUnavailable
+from onlinerl.rollout_store import erasure
 from onlinerl.rollout_store.maintainer import LEASE
 from onlinerl.rollout_store.store_lease import StoreLease
 from onlinerl.serving.config import ResponsesConfig
@@ -160,6 +161,53 @@ def test_an_erasure_waits_for_upkeep_and_gives_up_in_the_end(
     with StoreLease(people.store, name=LEASE, ttl_s=600):
         assert "is held" in run("erase", "--user", "ada", code=1)
     assert len(people.column("interactions", "interaction_id")) == 10
+
+
+def test_an_erasure_that_loses_its_lease_takes_it_again_and_goes_on(
+    people: People, run: Run, trained: MemoryRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([LeaseHeld("it was taken by somebody else")])
+
+    def renew(lease: StoreLease) -> None:
+        for loss in losses:
+            raise loss
+
+    monkeypatch.setattr(StoreLease, "renew", renew)
+
+    report = json.loads(run("erase", "--user", "ada", "--format", "json"))
+
+    assert report["rows_deleted"] == {"interactions": 9}
+    assert people.column("interactions", "interaction_id") == [some_id("bob-1")]
+
+
+def test_an_erasure_goes_on_when_a_tenant_has_no_rows_left(
+    people: People, run: Run, trained: MemoryRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is remembered is found by what was asked for, not by the tenants there are."""
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(erasure, "_report", die)
+        run("erase", "--user", "ada")
+    assert len(list((tmp_path / "erasures").iterdir())) == 1
+
+    report = json.loads(run("erase", "--user", "ada", "--format", "json"))
+
+    assert report["tenants"] == ["acme", "globex"]
+    assert report["rows_deleted"] == {"interactions": 9}
+    assert not list((tmp_path / "erasures").iterdir())
+
+
+def test_tenants_of_keys_that_were_added_later_are_looked_through(
+    people: People, run: Run, trained: MemoryRows
+) -> None:
+    run("keys", "add", "--name", "new", "--tenant", "initech")
+
+    report = json.loads(run("erase", "--user", "ada", "--format", "json"))
+
+    assert report["tenants"] == ["acme", "globex", "initech"]
 
 
 def test_the_spool_and_the_stored_answers_forget_too(
