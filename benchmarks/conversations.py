@@ -46,7 +46,7 @@ def measure(folder: Path, *, model: Path, console: Console) -> dict[str, float]:
             model=model,
             port=free_port(),
             max_model_len=2048,
-            extra_args=["--block-size", "32"],
+            block_size=32,
         ) as running,
     ):
         _post(f"{running.url}/update_weight_version", {"new_version": "assistant/1"})

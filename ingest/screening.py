@@ -1,6 +1,7 @@
 """The last word on what is stored: nothing of erased people, and text only as it was scrubbed."""
 
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -32,12 +33,14 @@ class Screening:
         """The rows that may be stored.
 
         Raises:
-            ServiceUnavailable: it cannot be read who was erased.
+            ServiceUnavailable: it cannot be read who was erased, or not be stored what went with
+                them.
         """
         if not rows.num_rows:
             return rows
         self._erased.refresh()
         kept = self._erased.without(table, rows)
+        self._erased.record(at=datetime.now(UTC))
         metrics.ERASED.labels(table).inc(rows.num_rows - kept.num_rows)
         if self._scrubber is None or table == "dead_letters":
             return kept

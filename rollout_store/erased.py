@@ -6,12 +6,14 @@ broker that came back empty. Ingest asks here before it stores anything.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from onlinerl.rollout_store.rows import to_table
+from onlinerl.rollout_store.schema import ErasedRow
 from onlinerl.rollout_store.store import DeltaStore
 
 TABLE = "erased"
@@ -34,8 +36,16 @@ def digest(kind: Kind, *, tenant: str, name: str) -> str:
     return hashlib.sha256(f"{kind}\x1f{tenant}\x1f{name}".encode()).hexdigest()[:32]
 
 
+class Bar(NamedTuple):
+    """Why events of a name are not stored."""
+
+    before_at: datetime
+    """Up to when they happened; of an interaction it does not matter."""
+    erasure_id: str
+
+
 class ErasedSet:
-    """The digests, as of the last `refresh`.
+    """The digests, as of the last `refresh`, and what was found to belong to them since.
 
     Not safe to be used from several threads at once.
     """
@@ -43,7 +53,8 @@ class ErasedSet:
     def __init__(self, store: DeltaStore) -> None:
         self._store = store
         self._version: int | None = None
-        self._before: dict[Kind, dict[str, datetime]] = {kind: {} for kind in _COLUMNS}
+        self._bars: dict[Kind, dict[str, Bar]] = {kind: {} for kind in _COLUMNS}
+        self._found: list[ErasedRow] = []
 
     def refresh(self) -> None:
         """Read the table if it changed since the last time.
@@ -56,11 +67,9 @@ class ErasedSet:
         version = int(self._store.delta(TABLE).version())
         if version == self._version:
             return
-        columns = ["kind", "digest", "before_at"]
+        columns = ["kind", "digest", "before_at", "erasure_id"]
         for row in self._store.dataset(TABLE, version=version).to_table(columns).to_pylist():
-            known = self._before[row["kind"]]
-            earlier = known.get(row["digest"], row["before_at"])
-            known[row["digest"]] = max(earlier, row["before_at"])
+            self._add(row["kind"], row["digest"], Bar(row["before_at"], row["erasure_id"]))
         self._version = version
 
     def without(self, table: str, rows: pa.Table) -> pa.Table:
@@ -71,56 +80,96 @@ class ErasedSet:
                 nothing of whose it is, and is kept.
             rows: Of that table.
         """
-        if not any(self._before.values()) or not rows.num_rows:
+        if not any(self._bars.values()) or not rows.num_rows:
             return rows
         events = list(_events(table, rows))
         if table == "interactions":
             self._note_sessions(events)
-            self._note_descendants(events)
-        keep = [not self._holds(event) for event in events]
+            self._note_interactions(events)
+        keep = [self._bar_of(event) is None for event in events]
         return rows if all(keep) else rows.filter(pa.array(keep, pa.bool_()))
 
-    def _note_sessions(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """With a person go whole sessions, also those that no row was stored of when it was done.
+    def record(self, *, at: datetime) -> None:
+        """Store what was noted: feedback on a row that is left out may come to another process.
 
-        What is noted here is forgotten with the process.
+        Raises:
+            ServiceUnavailable: the storage does not answer; the next call stores it.
+            StoreConflict: others commit too often; the next call stores it.
         """
+        if self._found:
+            stamp = {"acted_at": at, "ingest_date": at.date()}
+            rows = [row.model_copy(update=stamp) for row in self._found]
+            self._store.append(TABLE, to_table(rows))
+            self._found.clear()
+
+    def _note_sessions(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """With a person go whole sessions, also those of which no row was stored by then."""
         for event in events:
             if event["user"] is None:
                 continue
             user = digest("user", tenant=event["tenant"], name=event["user"])
-            if self._is_erased("user", user, event["at"]):
-                session = digest("session", tenant=event["tenant"], name=event["session_id"])
-                known = self._before["session"]
-                known[session] = max(known.get(session, event["at"]), self._before["user"][user])
+            bar = self._bar("user", user, event["at"])
+            if bar is not None:
+                self._note("session", event, bar)
 
-    def _note_descendants(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """What goes on from a row that is left out is left out; parents come first.
-
-        What is noted here is forgotten with the process.
-        """
-        known = self._before["interaction"]
+    def _note_interactions(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """With a row goes what is about it and what goes on from it; parents come first."""
         for event in events:
-            if isinstance(event[_PARENT], str):
-                parent = digest("interaction", tenant=event["tenant"], name=event[_PARENT])
-                if parent in known:
-                    own = digest(
-                        "interaction", tenant=event["tenant"], name=event["interaction_id"]
-                    )
-                    known.setdefault(own, known[parent])
+            bar = self._bar_of(event)
+            if bar is not None:
+                self._note("interaction", event, bar)
 
-    def _holds(self, event: Mapping[str, Any]) -> bool:
-        tenant = event.get("tenant")
-        return isinstance(tenant, str) and any(
-            self._is_erased(kind, digest(kind, tenant=tenant, name=name), event.get("at"))
-            for kind, name in _named(event)
-        )
+    def _note(self, kind: Kind, event: Mapping[str, Any], bar: Bar) -> None:
+        name = digest(kind, tenant=event["tenant"], name=event[_COLUMNS[kind]])
+        if self._add(kind, name, bar):
+            self._found.append(
+                ErasedRow(
+                    erasure_id=bar.erasure_id,
+                    kind=kind,
+                    digest=name,
+                    before_at=bar.before_at,
+                    acted_at=bar.before_at,
+                    ingest_date=bar.before_at.date(),
+                )
+            )
 
-    def _is_erased(self, kind: Kind, name: str, at: datetime | None) -> bool:
-        before = self._before[kind].get(name)
-        if before is None:
+    def _add(self, kind: Kind, name: str, bar: Bar) -> bool:
+        """Whether it says more than what is known."""
+        known = self._bars[kind].get(name)
+        if known is not None and known.before_at >= bar.before_at:
             return False
-        return kind == "interaction" or at is None or at <= before
+        self._bars[kind][name] = bar
+        return True
+
+    def _bar_of(self, event: Mapping[str, Any]) -> Bar | None:
+        tenant = event.get("tenant")
+        if not isinstance(tenant, str):
+            return None
+        for kind, name in _named(event):
+            bar = self._bar(kind, digest(kind, tenant=tenant, name=name), event.get("at"))
+            if bar is not None:
+                return bar
+        return None
+
+    def _bar(self, kind: Kind, name: str, at: datetime | None) -> Bar | None:
+        bar = self._bars[kind].get(name)
+        if bar is None or kind == "interaction" or at is None or at <= bar.before_at:
+            return bar
+        return None
+
+
+def interactions_of(store: DeltaStore, users: Collection[str]) -> frozenset[str]:
+    """Digests of all interactions that went with these users, in whatever erasure.
+
+    Args:
+        store: Where the tables lie.
+        users: Digests of their hashes.
+    """
+    rows = store.dataset(TABLE).to_table(["erasure_id", "kind", "digest"]).to_pylist()
+    erasures = {r["erasure_id"] for r in rows if r["kind"] == "user" and r["digest"] in users}
+    return frozenset(
+        r["digest"] for r in rows if r["kind"] == "interaction" and r["erasure_id"] in erasures
+    )
 
 
 def _events(table: str, rows: pa.Table) -> Iterator[Mapping[str, Any]]:

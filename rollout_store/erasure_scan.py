@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.deletion import Position
+from onlinerl.rollout_store.erased import digest, interactions_of
 from onlinerl.rollout_store.erasure_scope import Scope, TenantScope
 from onlinerl.rollout_store.schema import TABLES
 from onlinerl.rollout_store.store import DeltaStore
@@ -54,8 +55,9 @@ class Scanned:
 class Needles:
     """Recognises what belongs to a scope, in ids and in free text."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, *, digests: frozenset[str] = frozenset()) -> None:
         self._scope = scope
+        self._digests = digests
         parts = list(scope.values())
         ids = {name for part in parts for name in part.interactions}
         named = {part.user.encode() for part in parts}
@@ -88,7 +90,15 @@ class Needles:
     def in_event(self, row: dict[str, Any]) -> bool:
         """Whether a row of `interactions` or `feedback` belongs to the person."""
         part = self._scope.get(row["tenant"])
-        return part is not None and _is_in(part, row)
+        return part is not None and (_is_in(part, row) or self._is_known(row))
+
+    def _is_known(self, row: dict[str, Any]) -> bool:
+        """Whether it is, goes on from or is about an interaction that is known by its digest."""
+        return bool(self._digests) and any(
+            digest("interaction", tenant=row["tenant"], name=name) in self._digests
+            for name in (row["interaction_id"], row.get("parent_id"))
+            if name is not None
+        )
 
 
 def scan(
@@ -110,7 +120,8 @@ def scan(
     Raises:
         ServiceUnavailable: the storage failed, or a file of the newest version is damaged.
     """
-    needles = Needles(scope)
+    users = {digest("user", tenant=tenant, name=part.user) for tenant, part in scope.items()}
+    needles = Needles(scope, digests=interactions_of(store, users))
     traces: list[Trace] = []
     num_files = num_bytes = 0
     for table in TABLES:

@@ -6,6 +6,7 @@ and trainers is in `views`; this file neither knows Kafka nor interprets rows.
 """
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -37,6 +38,7 @@ _CONFIGURATION = {
     "delta.enableExpiredLogCleanup": "false",
 }
 _APPEND_ATTEMPTS = 20
+_ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 
 _TEXT_COLUMNS = sorted(
     {f.name for row in TABLES.values() for f in schema_of(row) if pa.types.is_string(f.type)}
@@ -81,6 +83,11 @@ class DeltaStore:
             raise ConfigError("store.root is empty; give a folder or an object store URI")
         is_uri = "://" in root
         self.root = root.rstrip("/") if is_uri else str(Path(root).expanduser().absolute())
+        if not is_uri and _ESCAPE.search(self.root):
+            raise ConfigError(
+                f"store.root {self.root!r} has a percent sign before two hexadecimal digits, which "
+                "the tables take for another character; choose another folder"
+            )
         self._options = dict(storage_options or {})
 
     def create(self) -> None:

@@ -154,9 +154,9 @@ def test_killed_again_and_again_beside_ingest_and_upkeep_it_leaves_nothing(
     }
 
     # The broker comes back empty and is sent all of it again.
+    producer.close(5)
     pipeline.broker.restart()
     ensure_topics(pipeline.settings)
-    producer.close(1)
     producer = KafkaProducer(bootstrap_servers=pipeline.broker.bootstrap, linger_ms=5)
     send(range(NUM_ROUNDS), pause_s=0.0)
     last = interaction(some_id("last"), user=hash_of("bob"), session_id="s-bob")

@@ -400,6 +400,33 @@ def test_a_person_who_comes_back_is_served_and_logged_as_anyone(people: People) 
     assert erased.without("interactions", rows).num_rows == 1
 
 
+def test_feedback_on_a_row_that_was_never_stored_is_not_stored_either(people: People) -> None:
+    """Ingest says which rows it left out, to itself after a restart, to upkeep and to `erase`."""
+    erasure(people).run(ADA)
+    first, second = ErasedSet(people.store), ErasedSet(people.store)
+    first.refresh()
+    late = interaction(some_id("ada-8"), user=ADA["acme"], session_id="s-8", served_at=NOON)
+    mate = interaction(some_id("mate-8"), session_id="s-8", served_at=NOON)
+    about = to_table(
+        [feedback_row(feedback(f"on-{name}", interaction_id=some_id(name))) for name in ("ada-8",)]
+        + [feedback_row(feedback("on-session", session_id="s-8"))]
+    )
+    rows = to_table(interaction_rows(late) + interaction_rows(mate))
+
+    assert first.without("interactions", rows).num_rows == 0
+    first.record(at=now())
+    version = people.store.versions()["erased"]
+    first.record(at=now())
+    second.refresh()
+
+    assert people.store.versions()["erased"] == version
+    assert first.without("feedback", about).num_rows == 0
+    assert second.without("feedback", about).num_rows == 0
+    people.judges("on-mate-8", interaction_id=some_id("mate-8"))
+    assert erasure(people).run(ADA).rows_deleted == {"feedback": 1}
+    assert people.column("feedback", "feedback_id") == ["about-bob"]
+
+
 def test_the_set_notices_an_erasure_only_when_it_is_refreshed(people: People) -> None:
     erased = ErasedSet(people.store)
     erased.refresh()

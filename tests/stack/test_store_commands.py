@@ -188,9 +188,9 @@ def test_an_erasure_goes_on_when_a_tenant_has_no_rows_left(
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as killed:
         killed.setattr(erasure, "_report", die)
-        run("erase", "--user", "ada")
+        run("erase", "--user", "ada", code=130)
     assert len(list((tmp_path / "erasures").iterdir())) == 1
 
     report = json.loads(run("erase", "--user", "ada", "--format", "json"))
@@ -203,7 +203,7 @@ def test_an_erasure_goes_on_when_a_tenant_has_no_rows_left(
 def test_tenants_of_keys_that_were_added_later_are_looked_through(
     people: People, run: Run, trained: MemoryRows
 ) -> None:
-    run("keys", "add", "--name", "new", "--tenant", "initech")
+    run("keys", "add", "new", "--tenant", "initech")
 
     report = json.loads(run("erase", "--user", "ada", "--format", "json"))
 
