@@ -219,3 +219,9 @@ def test_storage_that_fails_is_an_error_one_can_wait_for(tmp_path: Path) -> None
 def test_an_empty_root_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"store\.root"):
         DeltaStore("")
+
+
+def test_a_folder_whose_name_the_tables_would_misread_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="percent sign"):
+        DeltaStore(str(tmp_path / "a%20b"))
+    DeltaStore(str(tmp_path / "100% ü#")).create()
