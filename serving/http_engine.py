@@ -148,6 +148,7 @@ async def _chunks(response: aiohttp.ClientResponse, *, num_top: int) -> AsyncGen
     """The last chunk is held until the usage that follows it was read."""
     framer = EventFramer()
     last: Chunk | None = None
+    begun = False
     async for piece in response.content.iter_any():
         # What came at once goes on at once: a busy gateway handles fewer, larger chunks.
         arrived: list[Chunk] = []
@@ -160,6 +161,11 @@ async def _chunks(response: aiohttp.ClientResponse, *, num_top: int) -> AsyncGen
                 last = last if cached is None else replace(last, num_cached_tokens=cached)
             elif chunk.finish_reason is not None:
                 last = chunk
+            elif not begun and chunk.token_ids:
+                # The first token waits for no other: who reads it gets a turn before the rest.
+                begun = True
+                yield chunk
+                await asyncio.sleep(0)
             elif chunk.token_ids:
                 arrived.append(chunk)
         for chunk in engine_wire.joined(arrived):

@@ -167,6 +167,7 @@ async def _serve(
             log_config=None,
             lifespan="on",
             server_header=False,
+            proxy_headers=False,
             http=bounded_http(
                 max_head_bytes=config.limits.max_head_bytes, timeout_s=config.timeouts.receive_s
             ),

@@ -1,4 +1,4 @@
-"""A gateway as an operator meets it: it drains, takes and revokes keys, speaks TLS, is discreet."""
+"""A gateway as an operator meets it: it drains, takes and revokes keys, speaks TLS, is quiet."""
 
 import contextlib
 import hashlib
