@@ -82,6 +82,10 @@ class GatesConfig(Config):
     max_age_s: float = Field(default=7 * 86_400.0, gt=0)
     """Older held-out answers are left out, seconds."""
 
+    snapshot: str = Field(default="", max_length=128)
+    """Snapshot whose held-out answers are scored, as of its creation, so that every candidate is
+    measured on the same rows; the tables as they are when empty."""
+
     threads: int = Field(default=0, ge=0)
     """CPU threads of the gate job; 0 leaves the choice to torch."""
 

@@ -11,6 +11,7 @@ from onlinerl.deploy.gate_spec import HeldOutAnswer
 from onlinerl.rollout_store.config import RewardsConfig
 from onlinerl.rollout_store.holdout import is_heldout_sql
 from onlinerl.rollout_store.scope import Scope
+from onlinerl.rollout_store.snapshots import readable
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import connect
 
@@ -27,12 +28,16 @@ def heldout_answers(
     """The newest held-out answers, rated ones first.
 
     Raises:
+        ConfigError: when `gates.snapshot` names none that can be read.
         ServiceUnavailable: when the tables cannot be read.
     """
-    now = now or datetime.now(UTC)
+    now, versions = now or datetime.now(UTC), None
+    if gates.snapshot:
+        held = readable(store, gates.snapshot, at=now)
+        now, versions = held.acted_at, held.versions
     oldest = now - timedelta(seconds=gates.max_age_s)
     scope = Scope(since=oldest, policy=policy)
-    connection = connect(store, rewards=rewards, as_of=now, scope=scope)
+    connection = connect(store, rewards=rewards, versions=versions, as_of=now, scope=scope)
     try:
         rows = connection.execute(
             f"""

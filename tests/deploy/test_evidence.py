@@ -8,10 +8,12 @@ import pytest
 from onlinerl.deploy.config import GatesConfig
 from onlinerl.deploy.evidence import heldout_answers
 from onlinerl.deploy.gate_spec import HeldOutAnswer
+from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
 from onlinerl.rollout_store.holdout import is_heldout
 from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.schema import FeedbackEvent, InteractionRow, Sampling
+from onlinerl.rollout_store.snapshots import create_snapshot
 from onlinerl.rollout_store.store import DeltaStore
 from tests.events import NOON, after, completion, feedback, feedback_row, interaction
 from tests.events import interaction_rows as rows_of
@@ -115,6 +117,32 @@ def test_rated_answers_come_first_then_the_newest(tmp_path: Path) -> None:
     ]
 
     assert tokens(read(tmp_path, *rows, rated=(rated,), max_rows=2)) == [7, 9]
+
+
+def test_a_snapshot_gives_the_same_answers_whatever_comes_later(tmp_path: Path) -> None:
+    store = DeltaStore(str(tmp_path / "store"))
+    store.create()
+    store.append("interactions", to_table(answered(7)))
+    create_snapshot(store, "june", actor="ann", reason="", at=NOON + timedelta(hours=1))
+    store.append("interactions", to_table(answered(8)))
+
+    def scored(snapshot: str, *, days: int = 0) -> list[int]:
+        found = heldout_answers(
+            store,
+            rewards=RewardsConfig(),
+            policy="assistant",
+            heldout_fraction=FRACTION,
+            gates=GatesConfig(max_age_s=86_400, snapshot=snapshot),
+            now=NOON + timedelta(days=days, hours=2),
+        )
+        return sorted(tokens(found))
+
+    assert scored("") == [7, 8]
+    assert scored("june") == [7]
+    assert scored("june", days=9) == [7], "its rows do not age"
+    assert scored("", days=9) == []
+    with pytest.raises(ConfigError, match="no snapshot 'july'"):
+        scored("july")
 
 
 def test_empty_tables_are_no_evidence(tmp_path: Path) -> None:
