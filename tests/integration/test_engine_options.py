@@ -4,7 +4,6 @@ One engine has all of it at once, since it takes half a minute to start: prefix 
 prefill, guessing by n-grams, a grammar backend, adapters at run time, and the guard before it.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from onlinerl.serving.arms import Arms, Target
-from onlinerl.serving.capture import spans_tile
 from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.engine_client import Chunk, Generate
 from onlinerl.serving.http_engine import HttpEngine, engine_session
@@ -269,31 +267,3 @@ async def test_a_seeded_prompt_that_is_read_in_pieces_ends_no_engine(
         healthy = response.status
 
     assert (len(tokens(chunks)), healthy) == (16, 200)
-
-
-async def test_an_answer_that_an_update_aborts_is_gone_on_with(
-    running: Engine, http: aiohttp.ClientSession, router: Router
-) -> None:
-    route = router.route(session_id="s", known=True, tenant="acme")
-    chunks: list[Chunk] = []
-
-    async def answer() -> None:
-        async for chunk in route.generate(ask(PROMPT[:100], max_tokens=900, seed=5)):
-            chunks.append(chunk)
-
-    answering = asyncio.create_task(answer())
-    async with asyncio.timeout(60):
-        while len(tokens(chunks)) < 20:
-            await asyncio.sleep(0.001)
-    await post(http, running, "/pause?mode=abort")
-    await post(http, running, "/update_weight_version", {"new_version": "assistant/2"})
-    await post(http, running, "/resume")
-    async with asyncio.timeout(120):
-        await answering
-
-    spans = chunks[-1].version_spans or []
-    assert chunks[-1].finish_reason == "length"
-    assert router.metrics.continued._value.get() == 1
-    assert (len(tokens(chunks)), len(logprobs(chunks))) == (900, 900)
-    assert spans_tile(spans, num_tokens=900)
-    assert [span.version for span in spans] == ["assistant/1", "assistant/2"]

@@ -166,8 +166,8 @@ def feedback(of: InteractionRow, *, value: float, **changes: object) -> Feedback
         "topic": "onlinerl.feedback",
         "partition": 0,
         "offset": of.offset,
-        "ingested_at": START,
-        "ingest_date": START.date(),
+        "ingested_at": of.served_at,
+        "ingest_date": of.served_at.date(),
     }
     return FeedbackRow.model_validate(values | changes)
 
