@@ -87,8 +87,8 @@ class Shipper:
                 topic_ids = topic_ids_after
                 self._ship_again(topic_ids)
             elif batch:
-                self._spool.ack(batch, topic_ids=topic_ids)
                 self._metrics.shipped.inc(len(batch))
+                self._spool.ack(batch, topic_ids=topic_ids)
             else:
                 self._spool.prune()
             if 0 < len(batch) < self._config.ship_batch:

@@ -33,7 +33,7 @@ class Broker:
     port: int
     command: Sequence[str]
     log: Path
-    start_timeout_s: float = 60.0
+    start_timeout_s: float = 180.0
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     @property
@@ -47,7 +47,11 @@ class Broker:
             self.process = subprocess.Popen(
                 self.command, stdout=output, stderr=output, start_new_session=True
             )
-        wait_for_port(self.port, process=self.process, timeout_s=self.start_timeout_s)
+        try:
+            wait_for_port(self.port, process=self.process, timeout_s=self.start_timeout_s)
+        except AssertionError as error:
+            said = self.log.read_text(errors="replace")[-4000:]
+            raise AssertionError(f"{error}; the broker said:\n{said}") from None
 
     def freeze(self) -> None:
         """Hang: connections stay open and nobody answers."""

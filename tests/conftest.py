@@ -1,5 +1,7 @@
 """Fixtures that several folders use, and which tests share a worker."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -7,6 +9,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from onlinerl.logs import KeyValueFormatter
 from tests import models
 
 # No test asserts a time, so neither does a property: a busy machine is no counterexample.
@@ -47,3 +50,15 @@ def smollm2_dir() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model_dir() -> Path:
     return models.tiny_model()
+
+
+@pytest.fixture(autouse=True)
+def no_log_to_a_closed_stream() -> Iterator[None]:
+    """A command run within a test logs to the standard error of that test, which ends with it."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    for handler in root.handlers[:]:
+        if isinstance(handler.formatter, KeyValueFormatter):
+            root.removeHandler(handler)
+    root.setLevel(level)

@@ -27,6 +27,9 @@ from tests.serving.world import KEY
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(400)]
 
+ENOUGH_FOR_CALLS = 600
+"""Tokens: a model of random weights decides after every call whether to make another."""
+
 QUESTION: Any = {"role": "user", "content": "Weather?"}
 CITY: dict[str, object] = {
     "type": "object",
@@ -89,7 +92,12 @@ def decoded(service: Service, row: InteractionEvent, *, choice: int = 0) -> str:
 async def test_forced_calls_are_valid_whatever_the_weights(
     service: Service, client: openai.AsyncOpenAI, choice: Any, names: set[str]
 ) -> None:
-    answer = await chat(client, tools=[tool("weather"), tool("forecast")], tool_choice=choice)
+    answer = await chat(
+        client,
+        tools=[tool("weather"), tool("forecast")],
+        tool_choice=choice,
+        max_tokens=ENOUGH_FOR_CALLS,
+    )
 
     calls = answer.choices[0].message.tool_calls
     assert answer.choices[0].finish_reason == "tool_calls"
@@ -115,7 +123,7 @@ async def test_a_streamed_call_is_put_together_by_the_client(
         messages=[QUESTION],
         tools=[tool("weather")],
         tool_choice="required",
-        max_tokens=60,
+        max_tokens=ENOUGH_FOR_CALLS,
     ) as stream:
         events = [event async for event in stream]
         final = await stream.get_final_completion()
@@ -132,7 +140,11 @@ async def test_one_call_at_most_where_the_client_wants_no_more(
     service: Service, client: openai.AsyncOpenAI
 ) -> None:
     answer = await chat(
-        client, tools=[tool("weather")], tool_choice="required", parallel_tool_calls=False
+        client,
+        tools=[tool("weather")],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=ENOUGH_FOR_CALLS,
     )
 
     assert len(answer.choices[0].message.tool_calls or []) == 1
@@ -143,7 +155,7 @@ async def test_results_extend_the_call_and_the_client_echoes_what_it_got(
     service: Service, client: openai.AsyncOpenAI
 ) -> None:
     tools = [tool("weather")]
-    first = await chat(client, tools=tools, tool_choice="required")
+    first = await chat(client, tools=tools, tool_choice="required", max_tokens=ENOUGH_FOR_CALLS)
     message: ChatCompletionMessage = first.choices[0].message
     assert message.tool_calls
     results = [
@@ -173,7 +185,7 @@ async def test_the_agents_sdk_runs_tools(service: Service, client: openai.AsyncO
         tools=[weather],
         tool_use_behavior="stop_on_first_tool",
         model=OpenAIChatCompletionsModel(model="assistant", openai_client=client),
-        model_settings=ModelSettings(tool_choice="required", max_tokens=200),
+        model_settings=ModelSettings(tool_choice="required", max_tokens=ENOUGH_FOR_CALLS),
     )
     result = await Runner.run(agent, "Weather?", run_config=RunConfig(tracing_disabled=True))
 
