@@ -55,6 +55,7 @@ class Route:
         probability: float,
         adapter: str | None,
         tenant: str,
+        session_id: str | None,
         alternative: Alternative,
         max_continuations: int,
         metrics: RoutingMetrics,
@@ -63,6 +64,8 @@ class Route:
         self.arm_probability = probability
         """With which a session was given this arm."""
         self.adapter = adapter
+        self.session_id = session_id
+        """Whose request it is; None for a shadow's, whose place nobody needs to know."""
         self.replica = replica
         self.replica_version = replica.version or ""
         """Stamp of the replica: the version, unless an adapter answers."""

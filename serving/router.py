@@ -89,7 +89,7 @@ class Router:
             raise RequestRefused(reason, 503, None, "engine_unavailable")
         self.metrics.arms.labels(lane.arm).inc()
         replica = self._choose(lane.replicas, session_id=session_id, known=known)
-        return self._route(lane, replica, tenant=tenant)
+        return self._route(lane, replica, tenant=tenant, session_id=session_id)
 
     def draws_shadow(self, interaction_id: str) -> bool:
         """Whether a request is to be answered a second time."""
@@ -107,16 +107,27 @@ class Router:
         return self._route(lane, self._least_busy(replicas), tenant=tenant)
 
     def alternative(self, route: Route, *, tried: Collection[Replica]) -> Replica | None:
-        """Another replica for an answer that has not begun: of its version before any other."""
+        """Another replica for an answer that has not begun: of its version before any other.
+
+        The session goes on there: that is where its prefix is cached from now on.
+        """
         left = [
             replica for replica in self._group(route.arm, route.adapter) if replica not in tried
         ]
+        if not left:
+            return None
         same = [replica for replica in left if replica.version == route.replica_version]
-        return self._least_busy(same or left) if left else None
+        replica = self._least_busy(same or left)
+        if route.session_id is not None:
+            self._remember(route.session_id, replica)
+        return replica
 
-    def _route(self, lane: Lane, replica: Replica, *, tenant: str) -> Route:
+    def _route(
+        self, lane: Lane, replica: Replica, *, tenant: str, session_id: str | None = None
+    ) -> Route:
         return Route(
             self.pool,
+            session_id=session_id,
             replica=replica,
             arm=lane.arm,
             probability=lane.probability,

@@ -45,6 +45,21 @@ async def test_an_engine_that_is_gone_before_the_first_token_is_replaced() -> No
     assert [replica.url for replica in fleet.router.pool.serving()] == [other.url]
 
 
+async def test_a_session_goes_on_where_it_was_answered_when_its_replica_is_back() -> None:
+    fleet = await make_fleet("assistant/1", "assistant/1")
+    route = fleet.route("s")
+    first = route.url
+    dead = next(engine for engine in fleet.engines if engine.url == first)
+    dead.failure = GONE
+    await sampled(route)
+    dead.failure = None
+    for _ in range(5):
+        await fleet.look()
+
+    assert len(fleet.router.pool.serving()) == 2
+    assert fleet.picks("s") == route.url != first
+
+
 async def test_a_replica_of_the_same_version_is_asked_before_any_other() -> None:
     fleet = await make_fleet("assistant/1", "assistant/2", "assistant/1")
     fleet.engines[1].version = "assistant/2"
