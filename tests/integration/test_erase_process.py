@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,8 +44,15 @@ tracking_uri = "sqlite:///mlflow.db"
 def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
     with tansu(tmp_path) as broker:
         pipeline = Pipeline(tmp_path, broker, more=CONFIGURATION)
+        create_registry(tmp_path)
         yield pipeline
         pipeline.stop()
+
+
+def create_registry(folder: Path) -> None:
+    """As its server does: MLflow does not outlive a kill while it creates its tables."""
+    create = "import mlflow; mlflow.MlflowClient('sqlite:///mlflow.db').search_registered_models()"
+    subprocess.run([sys.executable, "-c", create], cwd=folder, check=True, timeout=120)
 
 
 def events_of(number: int, *, at: datetime) -> Iterator[tuple[str, str]]:
