@@ -20,6 +20,7 @@ from onlinerl.ingest.reading import read_event
 from onlinerl.ingest.recent import EventKey, Lengths, RecentEvents, event_key, length_of
 from onlinerl.ingest.records import Found, dead_letter, feedback_table, interaction_table
 from onlinerl.ingest.unknown import EventModel
+from onlinerl.rollout_store.kafka_topics import TABLE_OF
 from onlinerl.rollout_store.schema import (
     FEEDBACK_TOPIC,
     INTERACTIONS_TOPIC,
@@ -42,17 +43,19 @@ class Route:
     """Which table a topic fills, and how."""
 
     topic: str
-    table: str
     id_column: str
     model: EventModel
     table_of: TableOf
 
+    @property
+    def table(self) -> str:
+        """Its name."""
+        return TABLE_OF[self.topic]
+
 
 ROUTES = (
-    Route(
-        INTERACTIONS_TOPIC, "interactions", "interaction_id", InteractionEvent, interaction_table
-    ),
-    Route(FEEDBACK_TOPIC, "feedback", "feedback_id", FeedbackEvent, feedback_table),
+    Route(INTERACTIONS_TOPIC, "interaction_id", InteractionEvent, interaction_table),
+    Route(FEEDBACK_TOPIC, "feedback_id", FeedbackEvent, feedback_table),
 )
 
 

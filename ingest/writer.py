@@ -23,7 +23,7 @@ from onlinerl.ingest.batch import ROUTES, Batch, Route, sort_records
 from onlinerl.ingest.buffer import size_of
 from onlinerl.ingest.log import LogRecord, Partition
 from onlinerl.ingest.recent import RecentEvents, stored_events
-from onlinerl.rollout_store.kafka_topics import Topic
+from onlinerl.rollout_store.kafka_topics import Topic, TopicIdPartition
 from onlinerl.rollout_store.rows import schema_of, to_table
 from onlinerl.rollout_store.schema import TABLES
 from onlinerl.rollout_store.store import DeltaStore, Transaction
@@ -40,11 +40,6 @@ Screen = Callable[[str, pa.Table], pa.Table]
 left out."""
 
 _CLAIM_ATTEMPTS = 20
-
-
-def offset_app_id(topic: Topic, partition: int) -> str:
-    """Under which a partition's next offset is stored; differs when a topic is created anew."""
-    return f"onlinerl/{topic.name}/{topic.topic_id}/{partition}"
 
 
 class TableWriter:
@@ -102,7 +97,8 @@ class TableWriter:
     ) -> dict[Partition, int]:
         """Load what is stored of these partitions; returns where to read on, 0 for a new topic."""
         self._app_ids = {
-            (name, number): offset_app_id(topics[name], number) for name, number in partitions
+            (name, number): TopicIdPartition(name, topics[name].topic_id, number).app_id
+            for name, number in partitions
         }
         for table in (DEAD_LETTERS, *(route.table for route in ROUTES)):
             stored = self._store.transaction_versions(table, self._app_ids.values())

@@ -8,9 +8,9 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.config import BrokerConfig
@@ -22,6 +22,27 @@ ALL_TOPICS = (INTERACTIONS_TOPIC, FEEDBACK_TOPIC)
 
 MAX_MESSAGE_BYTES = 8 * 1024**2
 """Largest record of a topic created here; brokers default to 1 MiB, too little for many choices."""
+
+
+TABLE_OF: Mapping[str, Literal["interactions", "feedback"]] = {
+    INTERACTIONS_TOPIC: "interactions",
+    FEEDBACK_TOPIC: "feedback",
+}
+"""The table that a topic fills."""
+
+
+@dataclass(frozen=True)
+class TopicIdPartition:
+    """A partition of one incarnation of a topic."""
+
+    topic: str
+    topic_id: str
+    partition: int
+
+    @property
+    def app_id(self) -> str:
+        """Under which the topic's table stores the next offset, in the commit of the rows."""
+        return f"onlinerl/{self.topic}/{self.topic_id}/{self.partition}"
 
 
 @dataclass(frozen=True)

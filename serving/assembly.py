@@ -13,6 +13,7 @@ from onlinerl.serving.app import create_app
 from onlinerl.serving.arms_reader import ArmsSource
 from onlinerl.serving.auth import Keyring, UserHasher
 from onlinerl.serving.config import GatewayConfig
+from onlinerl.serving.confirmation import Confirmation, StoredOffsets
 from onlinerl.serving.feedback import FeedbackDesk
 from onlinerl.serving.gateway import Gateway
 from onlinerl.serving.http_engine import HttpEngine
@@ -85,7 +86,12 @@ def assemble(
 
 @contextlib.asynccontextmanager
 async def event_log(
-    config: GatewayConfig, *, broker: BrokerConfig, folder: Path, metrics: GatewayMetrics
+    config: GatewayConfig,
+    *,
+    broker: BrokerConfig,
+    folder: Path,
+    stored: StoredOffsets,
+    metrics: GatewayMetrics,
 ) -> AsyncIterator[tuple[Spool, Shipper]]:
     """Spool and shipper; at the end everything is stored, and shipped if the log takes it."""
     spool = Spool(folder, config.spool, metrics=metrics)
@@ -95,10 +101,13 @@ async def event_log(
         config=config.spool,
         metrics=metrics,
     )
+    confirmation = Confirmation(spool, stored, every_s=config.spool.confirm_s, metrics=metrics)
     shipper.start()
+    confirmation.start()
     try:
         yield spool, shipper
     finally:
+        confirmation.close()
         await asyncio.to_thread(shipper.close, drain_s=config.timeouts.shutdown_s)
         await asyncio.to_thread(spool.close, timeout_s=config.timeouts.shutdown_s)
 

@@ -268,10 +268,14 @@ class SpoolConfig(Config):
     """Longest time between fsyncs; a process that dies loses nothing, a machine at most this."""
 
     retain_bytes: int = Field(default=256 * 2**20, ge=0)
-    """Shipped segments kept for a broker that comes back empty, bytes."""
+    """Shipped segments kept for a broker that comes back empty, bytes; those that the tables hold
+    are not kept."""
 
     retain_s: float = Field(default=86_400.0, ge=0)
-    """Shipped segments kept for a broker that comes back empty, seconds."""
+    """How long they are kept at most, seconds."""
+
+    confirm_s: float = Field(default=60.0, gt=0)
+    """Between two looks at how far the tables are, seconds."""
 
     ship_linger_s: float = Field(default=0.1, ge=0, le=10)
     """Pause after a batch that was not full, so that the next one is larger."""

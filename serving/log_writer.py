@@ -1,7 +1,9 @@
 """The seam to the event log: `KafkaWriter` speaks to a broker, `MemoryWriter` is its twin."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from onlinerl.errors import ServiceUnavailable
@@ -11,6 +13,17 @@ from onlinerl.serving.config import SpoolConfig
 from onlinerl.serving.events import Record
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What became of a batch."""
+
+    ends: Mapping[tuple[str, int], int]
+    """By topic and partition: the offset after the last record of the batch there."""
+
+    refused: Sequence[Record] = ()
+    """Records that the log refuses for ever, e.g. because they are too large."""
 
 
 class LogWriter(Protocol):
@@ -23,12 +36,8 @@ class LogWriter(Protocol):
     def topic_ids(self) -> dict[str, str]:
         """The incarnation of every topic; topics that are missing are created."""
 
-    def publish(self, records: Sequence[Record]) -> list[Record]:
-        """Append records in order; returns when all are acknowledged.
-
-        Returns:
-            The records that the log refuses for ever, e.g. because they are too large.
-        """
+    def publish(self, records: Sequence[Record]) -> Published:
+        """Append records in order; returns when all are acknowledged."""
 
     def close(self) -> None:
         """Disconnect without waiting; never raises."""
@@ -77,13 +86,14 @@ class KafkaWriter:
         """The topic ids of Kafka (KIP-516)."""
         return {name: topic.topic_id for name, topic in self._admin.ensure(ALL_TOPICS).items()}
 
-    def publish(self, records: Sequence[Record]) -> list[Record]:
+    def publish(self, records: Sequence[Record]) -> Published:
         """Send, flush, and look at every acknowledgement."""
-        refused = self._send(records)
-        if len(records) == 1:
-            return refused
-        # One record that is too large fails the batch it travels in: tell it from its neighbours.
-        return [record for record in refused if self._send([record])]
+        ends: dict[tuple[str, int], int] = {}
+        refused = self._send(records, ends=ends)
+        if len(records) > 1:
+            # One record that is too large fails the batch it travels in: tell it from others.
+            refused = [record for record in refused if self._send([record], ends=ends)]
+        return Published(ends, refused)
 
     def close(self) -> None:
         """Drop what is unacknowledged: the spool has it."""
@@ -93,7 +103,8 @@ class KafkaWriter:
         except Exception:
             logger.debug("closing a producer failed", exc_info=True)
 
-    def _send(self, records: Sequence[Record]) -> list[Record]:
+    def _send(self, records: Sequence[Record], *, ends: dict[tuple[str, int], int]) -> list[Record]:
+        """Returns the records that were refused; the offsets of the others go into `ends`."""
         from kafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
         too_large = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -113,6 +124,10 @@ class KafkaWriter:
                     refused.append(record)
                 elif future.exception is not None:
                     raise future.exception
+                else:
+                    at = future.value
+                    place = (at.topic, at.partition)
+                    ends[place] = max(ends.get(place, 0), at.offset + 1)
         return refused
 
     def _enqueue(self, record: Record) -> Any:  # noqa: ANN401 kafka-python is untyped
@@ -146,12 +161,15 @@ class MemoryWriter:
         self._check()
         return {name: f"{name}#{self.incarnation}" for name in ALL_TOPICS}
 
-    def publish(self, records: Sequence[Record]) -> list[Record]:
-        """Remember what is not refused."""
+    def publish(self, records: Sequence[Record]) -> Published:
+        """Remember what is not refused; every topic has one partition."""
         self._check()
         refused = [record for record in records if self.refuses(record)]
-        self.records += [record for record in records if record not in refused]
-        return refused
+        taken = [record for record in records if record not in refused]
+        self.records += taken
+        num_records = Counter(record.topic for record in self.records)
+        ends = {(record.topic, 0): num_records[record.topic] for record in taken}
+        return Published(ends, refused)
 
     def close(self) -> None:
         """Count."""

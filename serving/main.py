@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from onlinerl.config import Settings
     from onlinerl.serving.arms_reader import ArmsSource
+    from onlinerl.serving.confirmation import StoredOffsets
     from onlinerl.serving.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -45,8 +46,13 @@ def run_gateway(settings: "Settings") -> int:
     """
     import uvloop
 
+    from onlinerl.rollout_store.store import DeltaStore
+    from onlinerl.serving.arms_reader import arms_in
+    from onlinerl.serving.confirmation import stored_in
+
     logs.keep_content_out()
     gateway = settings.gateway
+    store = DeltaStore(settings.store_root, settings.store.storage_options)
     spool_dir = Path(gateway.spool.dir) if gateway.spool.dir else settings.folder("spool")
     serving = serve_gateway(
         gateway,
@@ -57,7 +63,8 @@ def run_gateway(settings: "Settings") -> int:
         keys_path=Path(gateway.keys_file or settings.folder("keys.json")),
         responses_path=Path(gateway.responses.path or settings.folder("responses.sqlite")),
         environment=os.environ,
-        arms=_arms(settings),
+        arms=arms_in(store),
+        stored=stored_in(store),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serving)
@@ -74,6 +81,7 @@ async def serve_gateway(
     keys_path: Path,
     responses_path: Path,
     environment: Mapping[str, str],
+    stored: "StoredOffsets",
     arms: "ArmsSource | None" = None,
 ) -> None:
     """Serve until a signal. Requests end first, then the spool is shipped, then it returns.
@@ -88,6 +96,7 @@ async def serve_gateway(
         responses_path: file of stored responses.
         environment: holds more keys, the key under which users are hashed, and the secret that
             guards engines.
+        stored: how far the tables are.
         arms: what the deploy controller decided; None serves the champion alone.
     """
     from prometheus_client import REGISTRY
@@ -117,7 +126,7 @@ async def serve_gateway(
         )
         async with (
             engine_session(secret=environment.get(ENGINE_SECRET)) as http,
-            event_log(config, broker=broker, folder=spool_dir, metrics=metrics) as (
+            event_log(config, broker=broker, folder=spool_dir, stored=stored, metrics=metrics) as (
                 spool,
                 shipper,
             ),
@@ -190,13 +199,6 @@ def _put_requests_first() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
     sys.setswitchinterval(_GIVE_WAY_S)
-
-
-def _arms(settings: "Settings") -> "ArmsSource":
-    from onlinerl.rollout_store.store import DeltaStore
-    from onlinerl.serving.arms_reader import arms_in
-
-    return arms_in(DeltaStore(settings.store_root, settings.store.storage_options))
 
 
 @contextlib.asynccontextmanager

@@ -135,6 +135,19 @@ class GatewayMetrics:
             "Events taken out of the spool because their user was erased.",
             registry=registry,
         )
+        self.dropped_segments = Counter(
+            "onlinerl_gateway_spool_dropped_segments",
+            "Shipped segments that are no longer kept: `confirmed` by the tables, over a `bound`, "
+            "or given up because of a `disk_full`.",
+            ("reason",),
+            registry=registry,
+        )
+        self.confirmations = Counter(
+            "onlinerl_gateway_spool_confirmations",
+            "Looks at how far the tables are, by outcome: `ok`, `failed`.",
+            ("outcome",),
+            registry=registry,
+        )
         self.backlog_bytes = Gauge(
             "onlinerl_gateway_spool_backlog_bytes",
             "Events on disk that the log has not taken.",

@@ -6,6 +6,7 @@ No files and no locks: `Spool` guards it, tests add it up by hand.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from onlinerl.rollout_store.kafka_topics import TopicIdPartition
 from onlinerl.serving.cursor import Cursor
 from onlinerl.serving.segments import Position
 
@@ -25,6 +26,9 @@ class Shelf:
         self.cursor = self._valid(cursor or Cursor(self.oldest()))
         self.read_position = self.cursor.position
         self._torn: dict[Position, Position] = {}
+        self._ends: dict[int, dict[TopicIdPartition, int]] = {}
+        # What a former process shipped went to offsets that nobody noted.
+        self._unknown = {n for n in self._sizes if Position(n, 0) < self.cursor.position}
 
     @property
     def backlog_bytes(self) -> int:
@@ -95,14 +99,26 @@ class Shelf:
         if self.cursor.position == start:
             self.cursor = replace(self.cursor, position=end)
 
-    def ship(self, position: Position, *, topic_ids: Mapping[str, str]) -> None:
-        """Everything before `position` was taken by the topics with these ids."""
+    def ship(
+        self,
+        position: Position,
+        *,
+        topic_ids: Mapping[str, str],
+        ends: Mapping[TopicIdPartition, int],
+    ) -> None:
+        """Everything before `position` was taken by the topics with these ids, before `ends`."""
+        for start, size in self.after_cursor():
+            if start.segment <= position.segment and start.offset < size and ends:
+                noted = self._ends.setdefault(start.segment, {})
+                noted.update({place: max(end, noted.get(place, 0)) for place, end in ends.items()})
         end = self._torn.get(position, position)
         self.cursor = Cursor(end, dict(topic_ids))
 
     def rewind(self, *, topic_ids: Mapping[str, str]) -> None:
         """Nothing that is kept counts as shipped or read any more."""
         self._torn.clear()
+        self._ends.clear()
+        self._unknown.clear()
         self.cursor = Cursor(self.oldest(), dict(topic_ids))
         self.read_position = self.cursor.position
 
@@ -115,9 +131,25 @@ class Shelf:
             if number < position.segment or (number == position.segment and position.offset >= size)
         }
 
+    def partitions(self) -> set[TopicIdPartition]:
+        """Where records of the segments that are kept went."""
+        return {place for ends in self._ends.values() for place in ends}
+
+    def confirmed(self, stored: Mapping[TopicIdPartition, int]) -> dict[int, int]:
+        """Sizes of the shipped segments of which every record lies before the offsets `stored`."""
+        return {
+            number: size
+            for number, size in self.shipped().items()
+            if number in self._ends
+            and number not in self._unknown
+            and all(stored.get(place, 0) >= end for place, end in self._ends[number].items())
+        }
+
     def take(self, number: int) -> None:
         """A segment is to be deleted."""
         self._sizes.pop(number, None)
+        self._ends.pop(number, None)
+        self._unknown.discard(number)
 
     def resize(self, number: int, size: int, *, cursor: Cursor) -> None:
         """A segment was rewritten; nothing was read and not shipped meanwhile."""

@@ -4,8 +4,10 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Mapping
 
 from onlinerl.errors import ServiceUnavailable
+from onlinerl.rollout_store.kafka_topics import TopicIdPartition
 from onlinerl.serving.config import SpoolConfig
 from onlinerl.serving.log_writer import Connect, LogWriter
 from onlinerl.serving.metrics import GatewayMetrics
@@ -78,8 +80,11 @@ class Shipper:
                 max_bytes=_BATCH_BYTES,
                 timeout_s=self._config.topic_poll_s,
             )
+            ends: Mapping[TopicIdPartition, int] = {}
             if batch:
-                for record in log.publish([stored.record for stored in batch]):
+                published = log.publish([stored.record for stored in batch])
+                ends = _with_ids(published.ends, topic_ids)
+                for record in published.refused:
                     self._metrics.lost.labels("refused_by_log").inc()
                     logger.error("the log refuses a record", extra={"key": record.key})
             topic_ids_after = log.topic_ids()
@@ -88,7 +93,7 @@ class Shipper:
                 self._ship_again(topic_ids)
             elif batch:
                 self._metrics.shipped.inc(len(batch))
-                self._spool.ack(batch, topic_ids=topic_ids)
+                self._spool.ack(batch, topic_ids=topic_ids, ends=ends)
             else:
                 self._spool.prune()
             if 0 < len(batch) < self._config.ship_batch:
@@ -110,3 +115,12 @@ class Shipper:
         if self.fault is None or self.fault == "not connected yet":
             logger.warning("the event log is away, events are kept", extra={"fault": fault})
         self.fault = fault
+
+
+def _with_ids(
+    ends: Mapping[tuple[str, int], int], topic_ids: Mapping[str, str]
+) -> dict[TopicIdPartition, int]:
+    return {
+        TopicIdPartition(topic, topic_ids.get(topic, ""), partition): end
+        for (topic, partition), end in ends.items()
+    }

@@ -8,9 +8,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from onlinerl.rollout_store.kafka_topics import TopicIdPartition
 from onlinerl.serving.config import SpoolConfig
 from onlinerl.serving.cursor import load_cursor, store_cursor
 from onlinerl.serving.events import Record
@@ -43,11 +44,11 @@ class Spool:
     """Records on their way to the log.
 
     QUEUED (memory, `put`) -> STORED (segment file, writer thread; a killed process loses nothing)
-    -> SHIPPED (`ack`, shipper thread) -> DROPPED (`retain_bytes` or `retain_s` exceeded, or the
-    disk is full).
+    -> SHIPPED (`ack`, shipper thread) -> DROPPED (the tables hold it, `retain_bytes` or `retain_s`
+    is exceeded, or the disk is full).
 
-    Bounded by `queue_events`, `queue_bytes` and `max_bytes`. `put` may be called from any thread,
-    everything else that changes something by the shipper's thread only. One process per folder.
+    Bounded by `queue_events`, `queue_bytes` and `max_bytes`. `put` and `confirm` may be called from
+    any thread, what else changes something by the shipper's only. One process per folder.
 
     Raises:
         LeaseHeld: when another process uses the folder.
@@ -62,6 +63,7 @@ class Spool:
         self._changed = threading.Condition()
         sizes = {n: segment_path(folder, n).stat().st_size for n in segment_numbers(folder)}
         self._shelf = Shelf(sizes, load_cursor(folder))
+        self._stored: Mapping[TopicIdPartition, int] = {}
         # Behind zero by what lay on disk at the start: shipped records of this process count up.
         self._num_shipped = -self._count_waiting()
         self._writer = SpoolWriter(
@@ -132,10 +134,22 @@ class Spool:
             size += sum(len(stored.record.value) for stored in found)
         return batch
 
-    def ack(self, batch: Sequence[Stored], *, topic_ids: Mapping[str, str]) -> None:
-        """The log took a batch, which was read after everything that was acknowledged before."""
+    def ack(
+        self,
+        batch: Sequence[Stored],
+        *,
+        topic_ids: Mapping[str, str],
+        ends: Mapping[TopicIdPartition, int],
+    ) -> None:
+        """The log took a batch, which was read after everything that was acknowledged before.
+
+        Args:
+            batch: what `read` returned.
+            topic_ids: of the topics that took it.
+            ends: offsets after the last record of the batch, by partition.
+        """
         with self._changed:
-            self._shelf.ship(batch[-1].end, topic_ids=topic_ids)
+            self._shelf.ship(batch[-1].end, topic_ids=topic_ids, ends=ends)
             self._num_shipped += len(batch)
         self._store_cursor()
         self.prune()
@@ -153,9 +167,24 @@ class Spool:
         self._num_shipped = num_stored - self._count_waiting()
         self._store_cursor()
 
+    def shipped_to(self) -> set[TopicIdPartition]:
+        """Where the records went that are kept for the case that the log loses them."""
+        with self._changed:
+            return self._shelf.partitions()
+
+    def confirm(self, stored: Mapping[TopicIdPartition, int]) -> None:
+        """The tables hold every record before these offsets, so they need not be kept."""
+        with self._changed:
+            self._stored = dict(stored)
+
     def prune(self) -> None:
-        """Drop shipped segments over `retain_bytes` or older than `retain_s`."""
-        self._drop(retain_bytes=self._config.retain_bytes, retain_s=self._config.retain_s)
+        """Drop shipped segments that the tables hold, over `retain_bytes` or `retain_s` old."""
+        with self._changed:
+            confirmed = self._shelf.confirmed(self._stored)
+        self._delete(confirmed, reason="confirmed")
+        self._drop(
+            retain_bytes=self._config.retain_bytes, retain_s=self._config.retain_s, reason="bound"
+        )
 
     def forget_asked(self) -> None:
         """Take out the users that `forget_user` asks for; what fails is tried again next time."""
@@ -241,23 +270,27 @@ class Spool:
 
     def _make_room(self) -> None:
         """The disk is full: new events are worth more than shipped ones."""
-        freed = self._drop(retain_bytes=-1, retain_s=0)
+        freed = self._drop(retain_bytes=-1, retain_s=0, reason="disk_full")
         if freed:
             logger.warning("shipped events are dropped for new ones", extra={"bytes": freed})
 
-    def _drop(self, *, retain_bytes: int, retain_s: float) -> int:
+    def _drop(self, *, retain_bytes: int, retain_s: float, reason: str) -> int:
         """Delete shipped segments over these bounds; how many bytes."""
         with self._changed:
             shipped = self._shelf.shipped()
         # Looking at files holds up nobody.
         ages_s = {number: _age_s(segment_path(self._folder, number)) for number in shipped}
         numbers = victims(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s)
+        self._delete(numbers, reason=reason)
+        return sum(shipped[number] for number in numbers)
+
+    def _delete(self, numbers: Collection[int], *, reason: str) -> None:
         with self._changed:
             for number in numbers:
                 self._shelf.take(number)
         for number in numbers:
             segment_path(self._folder, number).unlink(missing_ok=True)
-        return sum(shipped[number] for number in numbers)
+            self._metrics.dropped_segments.labels(reason).inc()
 
 
 def _age_s(path: Path) -> float:

@@ -66,6 +66,11 @@ class Pipeline:
         self.processes.append(process)
         return process
 
+    def drain(self) -> None:
+        """`onlinerl ingest --once`: everything that is in the log now is stored."""
+        command = [*COMMAND, "ingest", "--once", "--config", str(self.config)]
+        subprocess.run(command, check=True, timeout=WAIT_S)
+
     def send(self, *numbers: int, poison: bool = False) -> None:
         """Interactions with feedback, acknowledged by the broker when this returns."""
         from kafka import KafkaProducer

@@ -19,6 +19,7 @@ from onlinerl.rollout_store.schema import (
     FeedbackEvent,
     InteractionEvent,
 )
+from onlinerl.serving.segments import segment_numbers
 from tests.brokers import Broker, free_port, kafka, needs_kafka, tansu, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import (
@@ -27,6 +28,7 @@ from tests.integration.gateway_process import (
     running_gateway,
     wait_until_ready,
 )
+from tests.integration.ingest_pipeline import Pipeline
 
 pytestmark = [
     pytest.mark.integration,
@@ -229,14 +231,50 @@ def test_a_broker_that_comes_back_empty_gets_every_row_again(
         wait_until_shipped(gateway)
         broker.restart()
         second = [chat(gateway.url, f"b{n}") for n in range(5)]
-        deadline = time.monotonic() + 60
-        while gateway.metric("onlinerl_gateway_spool_rewinds_total") < 1:
-            assert time.monotonic() < deadline, gateway.log.read_text()[-4000:]
-            time.sleep(0.2)
+        wait_for_metric(gateway, "onlinerl_gateway_spool_rewinds_total", at_least=1)
         wait_until_shipped(gateway)
         interactions, _ = logged(broker.bootstrap)
 
     assert sorted(interactions) == sorted(first + second)
+
+
+def wait_for_metric(gateway: GatewayProcess, name: str, *, at_least: float) -> None:
+    deadline = time.monotonic() + 60
+    while gateway.metric(name) < at_least:
+        assert time.monotonic() < deadline, gateway.log.read_text()[-4000:]
+        time.sleep(0.2)
+
+
+def test_what_the_tables_hold_is_let_go_and_the_rest_survives_an_empty_broker(
+    tmp_path: Path, engine: str, tiny_model_dir: Path
+) -> None:
+    with tansu(tmp_path) as broker:
+        pipeline = Pipeline(tmp_path, broker)
+        data_dir = tmp_path / "data of it"
+        data_dir.mkdir()
+        spool = {"segment_bytes": 4096, "confirm_s": 0.2, "topic_poll_s": 0.2}
+        with start(data_dir, engine, broker, tiny_model_dir, spool=spool) as gateway:
+            first = [chat(gateway.url, f"a{n}") for n in range(20)]
+            wait_until_shipped(gateway)
+            num_shipped = len(segment_numbers(data_dir / "spool"))
+            pipeline.drain()
+            # All but the segment that is written to.
+            wait_for_metric(
+                gateway, "onlinerl_gateway_spool_dropped_segments_total", at_least=num_shipped - 1
+            )
+            second = [chat(gateway.url, f"b{n}") for n in range(20)]
+            wait_until_shipped(gateway)
+            broker.restart()
+            wait_for_metric(gateway, "onlinerl_gateway_spool_rewinds_total", at_least=1)
+            wait_until_shipped(gateway)
+            interactions, _ = logged(broker.bootstrap)
+            pipeline.drain()
+            assert gateway.stop() == 0
+
+    assert num_shipped > 3
+    assert set(interactions) >= set(second)
+    assert set(first) - set(interactions), "what was stored is not shipped again"
+    assert pipeline.stored("interactions", "interaction_id") == dict.fromkeys(first + second, 1)
 
 
 def test_a_killed_gateway_ships_what_it_had_acknowledged_when_it_is_back(

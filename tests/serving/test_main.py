@@ -27,6 +27,7 @@ def serve(tmp_path: Path, *, tokenizer: str, **config: Any) -> None:
             keys_path=tmp_path / "keys.json",
             responses_path=tmp_path / "responses.sqlite",
             environment={"ONLINERL_USER_HASH_KEY": "pepper"},
+            stored=lambda _: {},
         )
     )
 

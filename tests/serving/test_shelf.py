@@ -1,5 +1,6 @@
 import pytest
 
+from onlinerl.rollout_store.kafka_topics import TopicIdPartition
 from onlinerl.serving.cursor import Cursor
 from onlinerl.serving.segments import Position
 from onlinerl.serving.shelf import Shelf, victims
@@ -62,7 +63,7 @@ def test_what_is_torn_counts_as_shipped_with_what_is_before_it() -> None:
     found = shelf(100, 50)
     found.read_position = Position(1, 60)
     found.skip_torn(Position(1, 60), Position(1, 100))
-    found.ship(Position(1, 60), topic_ids=IDS)
+    found.ship(Position(1, 60), topic_ids=IDS, ends={})
 
     assert found.backlog_bytes == 50
     assert found.shipped() == {1: 100}
@@ -72,9 +73,71 @@ def test_the_open_segment_is_never_shipped_whole() -> None:
     found = shelf(100)
     found.begin()
     found.grow(10)
-    found.ship(Position(2, 10), topic_ids=IDS)
+    found.ship(Position(2, 10), topic_ids=IDS, ends={})
 
     assert found.shipped() == {1: 100}
+
+
+ONE = TopicIdPartition("t", "1", 0)
+OTHER = TopicIdPartition("t", "1", 1)
+
+
+def shipped_shelf() -> Shelf:
+    """Three segments; the batches ended in the middle of the first, of the second, and last."""
+    found = shelf(100, 50, 30)
+    found.ship(Position(1, 40), topic_ids=IDS, ends={ONE: 4})
+    found.ship(Position(2, 20), topic_ids=IDS, ends={ONE: 9, OTHER: 3})
+    found.ship(Position(3, 30), topic_ids=IDS, ends={OTHER: 8})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stored", "confirmed"),
+    [
+        ({}, {}),
+        ({ONE: 9}, {}),
+        ({ONE: 8, OTHER: 8}, {3: 30}),
+        ({ONE: 9, OTHER: 3}, {1: 100}),
+        ({ONE: 9, OTHER: 7}, {1: 100}),
+        ({ONE: 9, OTHER: 8}, {1: 100, 2: 50, 3: 30}),
+    ],
+)
+def test_a_segment_is_confirmed_when_every_record_is_stored(
+    stored: dict[TopicIdPartition, int], confirmed: dict[int, int]
+) -> None:
+    found = shipped_shelf()
+
+    assert found.partitions() == {ONE, OTHER}
+    assert found.confirmed(stored) == confirmed
+
+
+def test_offsets_of_another_incarnation_confirm_nothing() -> None:
+    later = {TopicIdPartition("t", "2", n): 100 for n in range(2)}
+
+    assert shipped_shelf().confirmed(later) == {}
+
+
+def test_a_log_that_came_back_empty_makes_nothing_confirmed() -> None:
+    found = shipped_shelf()
+    found.rewind(topic_ids={"t": "2"})
+    found.ship(Position(1, 100), topic_ids={"t": "2"}, ends={TopicIdPartition("t", "2", 0): 1})
+
+    assert found.confirmed({ONE: 9, OTHER: 8}) == {}
+    assert found.confirmed({TopicIdPartition("t", "2", 0): 1}) == {1: 100}
+
+
+def test_a_segment_that_a_former_process_began_to_ship_is_never_confirmed() -> None:
+    found = shelf(100, 50, 30, cursor=Position(2, 20))
+    found.ship(Position(3, 30), topic_ids=IDS, ends={ONE: 1})
+
+    assert found.confirmed({ONE: 1}) == {3: 30}
+
+
+def test_a_segment_without_an_offset_is_not_confirmed() -> None:
+    found = shelf(100)
+    found.ship(Position(1, 100), topic_ids=IDS, ends={})
+
+    assert found.confirmed({ONE: 100}) == {}
 
 
 @pytest.mark.parametrize(

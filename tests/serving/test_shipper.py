@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from onlinerl.serving import shipper as shipper_module
 from onlinerl.serving.config import SpoolConfig
 from onlinerl.serving.events import Record
-from onlinerl.serving.log_writer import MemoryWriter
+from onlinerl.serving.log_writer import MemoryWriter, Published
 from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.shipper import Shipper
 from onlinerl.serving.spool import Spool
@@ -106,11 +106,11 @@ def test_a_log_that_is_lost_between_append_and_acknowledgement_gets_the_batch_ag
     until(lambda: line.spool.is_drained)
     publish = line.log.publish
 
-    def lossy(records: list[Record]) -> list[Record]:
+    def lossy(records: list[Record]) -> Published:
         line.log.publish = publish  # type: ignore[method-assign]
-        refused = publish(records)
+        published = publish(records)
         line.log.come_back_empty()
-        return refused
+        return published
 
     line.log.publish = lossy  # type: ignore[method-assign, assignment]
     line.put(2)
@@ -155,7 +155,7 @@ def test_an_unexpected_fault_ends_nothing(line: Line) -> None:
     faults = [RuntimeError("a bug")]
     publish = line.log.publish
 
-    def failing(records: list[Record]) -> list[Record]:
+    def failing(records: list[Record]) -> Published:
         if faults:
             raise faults.pop()
         return publish(records)

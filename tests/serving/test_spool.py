@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from onlinerl.errors import LeaseHeld, SpoolFull
+from onlinerl.rollout_store.kafka_topics import TopicIdPartition
 from onlinerl.serving import appender as appender_module
 from onlinerl.serving import spool as spool_module
 from onlinerl.serving import spool_writer as spool_writer_module
@@ -26,6 +27,7 @@ from onlinerl.serving.segments import Position, pack, read_segment, segment_numb
 from onlinerl.serving.spool import Spool
 
 IDS = {"t": "1"}
+PLACE = TopicIdPartition("t", "1", 0)
 
 
 def record(number: int, *, size: int = 10) -> Record:
@@ -60,7 +62,7 @@ def read(spool: Spool, *, max_records: int = 1000, timeout_s: float = 0) -> list
 def ack_all(spool: Spool) -> list[str]:
     batch = spool.read(max_records=1000, max_bytes=10**9, timeout_s=0)
     if batch:
-        spool.ack(batch, topic_ids=IDS)
+        spool.ack(batch, topic_ids=IDS, ends={PLACE: len(batch)})
     return [stored.record.key for stored in batch]
 
 
@@ -95,7 +97,7 @@ def test_segments_are_walked_in_order(spool: Spool, tmp_path: Path) -> None:
 def test_what_was_not_acknowledged_is_read_again(spool: Spool) -> None:
     put(spool, 1, 2, 3)
     first = spool.read(max_records=1, max_bytes=10**9, timeout_s=5)
-    spool.ack(first, topic_ids=IDS)
+    spool.ack(first, topic_ids=IDS, ends={PLACE: len(first)})
     read(spool)
     spool.reread()
 
@@ -174,6 +176,26 @@ def test_shipped_segments_are_kept_up_to_their_bound(tmp_path: Path) -> None:
     assert keys[-1] == "k39"
 
 
+def test_shipped_segments_that_the_tables_hold_are_not_kept(tmp_path: Path) -> None:
+    spool = open_spool(tmp_path, segment_bytes=4096)
+    put(spool, *range(10), size=1000)
+    ack_all(spool)
+    spool.confirm({PLACE: 9})
+    spool.prune()
+    before = segment_numbers(tmp_path)
+    spool.confirm({PLACE: 10})
+    spool.prune()
+    after = segment_numbers(tmp_path)
+    dropped = spool._metrics.registry.get_sample_value(
+        "onlinerl_gateway_spool_dropped_segments_total", {"reason": "confirmed"}
+    )
+    spool.close(timeout_s=5)
+
+    assert len(before) > 1
+    assert after == before[-1:], "what is written to stays"
+    assert dropped == len(before) - 1
+
+
 def test_shipped_segments_are_kept_up_to_their_age(tmp_path: Path) -> None:
     spool = open_spool(tmp_path, segment_bytes=4096, retain_s=100)
     put(spool, *range(10), size=1000)
@@ -219,7 +241,7 @@ def test_unshipped_segments_are_never_dropped(tmp_path: Path) -> None:
     spool = open_spool(tmp_path, segment_bytes=4096, retain_bytes=0, retain_s=0)
     put(spool, *range(10), size=1000)
     first = spool.read(max_records=1, max_bytes=10**9, timeout_s=5)
-    spool.ack(first, topic_ids=IDS)
+    spool.ack(first, topic_ids=IDS, ends={PLACE: len(first)})
     spool.reread()
 
     assert read(spool) == [f"k{n}" for n in range(1, 10)]

@@ -58,7 +58,7 @@ class Line:
         """Ship everything that can be read."""
         found: list[str] = []
         while batch := self.spool.read(max_records=100, max_bytes=10**9, timeout_s=0):
-            self.spool.ack(batch, topic_ids=IDS)
+            self.spool.ack(batch, topic_ids=IDS, ends={})
             found += [stored.record.key for stored in batch]
         return found
 
