@@ -91,6 +91,10 @@ def ports_of(settings: "Settings") -> dict[str, tuple[str, int]]:
     return {name: address for name, address in ports.items() if address[1]}
 
 
+_JUDGED_WITH_ITS_USE = {ENGINE_SECRET, "ONLINERL_API_KEYS"}
+"""Secrets whose absence is wrong or right together with `engine.host` and `gateway.api_keys`."""
+
+
 def static_findings(settings: "Settings") -> Iterator[Finding]:
     """Everything that can be judged without a running part."""
     yield _model(settings)
@@ -103,6 +107,8 @@ def static_findings(settings: "Settings") -> Iterator[Finding]:
     for variable, meaning in SECRETS.items():
         if os.environ.get(variable):
             yield Finding(variable, "ok", "set")
+        elif variable in _JUDGED_WITH_ITS_USE:
+            yield Finding(variable, "ok", "not set")
         else:
             yield Finding(variable, "note", f"not set: it {meaning}")
 

@@ -21,13 +21,20 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_right_configuration_has_no_wrong_line(
-    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("ONLINERL_USER_HASH_KEY", raising=False)
     path = write_configuration(tmp_path, model=model, key="k")
 
     assert main(["doctor", "--config", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if line.startswith("WRONG")]
+    assert [line.split()[1] for line in lines if "not set: it" in line] == [
+        "ONLINERL_USER_HASH_KEY"
+    ], "what is not needed here is no reason for a note"
     assert any(line.startswith("note  gateway ") and "does not answer" in line for line in lines)
 
 
