@@ -29,10 +29,12 @@ _HARMLESS: Harmless = {
     "logit_bias": ({},),
     "modalities": (["text"],),
     "prediction": (),
+    "prompt_cache_retention": ("in_memory", "24h"),
     "presence_penalty": (0, 0.0),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
+    "verbosity": ("medium",),
     "web_search_options": (),
 }
 
@@ -77,6 +79,10 @@ class ChatBody(SamplingBody):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: str | None = Field(default=None, max_length=512)
+    safety_identifier: str | None = Field(default=None, max_length=512)
+    """What took the place of `user` in this protocol."""
+    prompt_cache_key: str | None = Field(default=None, max_length=512)
+    """A hint that is not needed: requests of a session meet at the replica that has its prefix."""
     metadata: dict[str, Tag] | None = Field(default=None, max_length=16)
 
 
@@ -105,7 +111,7 @@ def read_chat(body: object, *, config: GatewayConfig) -> Request:
         tool_choice=read_tool_choice(chat.tool_choice, tools=tools, parallel=parallel),
         format=_format(chat.response_format),
         top_logprobs=_top_logprobs(chat),
-        user=chat.user,
+        user=chat.user if chat.user is not None else chat.safety_identifier,
         session_id=session_of(tags),
         tags=tags,
         include_usage=bool(options.include_usage),

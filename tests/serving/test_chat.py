@@ -155,7 +155,15 @@ def test_values_that_ask_for_nothing_are_allowed() -> None:
         parallel_tool_calls=True,
         store=False,
         reasoning_effort=None,
+        verbosity="medium",
+        prompt_cache_key="k",
+        prompt_cache_retention="24h",
     )
+
+
+def test_a_safety_identifier_is_who_asks_unless_a_user_is_named() -> None:
+    assert parse(safety_identifier="ada").user == "ada"
+    assert parse(safety_identifier="hash", user="ada").user == "ada"
 
 
 def test_an_answer_can_be_sent_back_as_it_came() -> None:
