@@ -1,20 +1,30 @@
-"""Entry point that vLLM loads in each of its processes: makes our weight transfer known.
+"""Entry point that vLLM loads in each of its processes, more than once in some.
 
-Left out: anything heavy. vLLM calls this in the API server too, where the class is never used.
+Left out: anything heavy. vLLM calls this in the API server too, where nothing of it is used.
 """
+
+import contextlib
 
 NAME = "onlinerl"
 """The backend in `--weight-transfer-config`."""
 
 
 def register() -> None:
-    """Register the weight transfer engine; calling it again does nothing."""
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    """Make our weight transfer known, and on a CPU wait in its way; calling it again is harmless.
 
-    try:
+    Raises:
+        AttributeError: vLLM waits in another way than the one that is patched.
+    """
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.platforms import current_platform
+
+    with contextlib.suppress(ValueError):  # it refuses a name that it knows
         WeightTransferEngineFactory.register_engine(
             NAME, "onlinerl.serving.weight_transfer", "OnlineRLWeightTransfer"
         )
-    except ValueError:
-        # vLLM loads plugins more than once in a process and refuses a name it knows.
-        return
+    if current_platform.is_cpu():
+        from vllm.distributed.device_communicators import shm_broadcast
+
+        from onlinerl.serving.cpu_waiting import wait_with_pauses
+
+        wait_with_pauses(shm_broadcast)

@@ -65,7 +65,7 @@ class Broker:
         """Crash, like a lost machine; Tansu loses its log, Apache Kafka keeps it."""
         if self.process is not None:
             self._signal(signal.SIGKILL)
-            self.process.wait(timeout=30)
+            self.process.wait(timeout=60)
             self.process = None
 
     def restart(self) -> None:

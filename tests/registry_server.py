@@ -38,7 +38,7 @@ def mlflow_server(folder: Path, *, port: int) -> Iterator[str]:
             yield address
         finally:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
 
 def _wait_until_healthy(address: str, *, process: subprocess.Popen[bytes], log: Path) -> None:

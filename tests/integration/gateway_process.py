@@ -70,7 +70,7 @@ class GatewayProcess:
     def stop(self) -> int:
         """Stop cleanly; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(40)
+        return self.process.wait(90)
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ def running_gateway(
             served.kill()
 
 
-def wait_until_ready(gateway: GatewayProcess, *, timeout_s: float = 60) -> None:
+def wait_until_ready(gateway: GatewayProcess, *, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         assert gateway.process.poll() is None, gateway.log.read_text()

@@ -36,7 +36,7 @@ class Service:
 
     async def logged(self, number: int) -> list[InteractionEvent]:
         """The interactions, when there are `number`."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(self.sink.of(INTERACTIONS_TOPIC)) < number or self.gateway.num_in_flight:
                 await asyncio.sleep(0.01)
         values = self.sink.of(INTERACTIONS_TOPIC)
@@ -50,7 +50,7 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not server.started:
             await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]

@@ -19,7 +19,7 @@ from onlinerl.rollout_store.store import DeltaStore
 from tests.brokers import Broker, free_port
 from tests.events import feedback, interaction
 
-WAIT_S = 90.0
+WAIT_S = 120.0
 COMMAND = (sys.executable, "-m", "onlinerl.cli")
 
 
@@ -54,7 +54,7 @@ class Pipeline:
         )
         self.store = DeltaStore(str(self.folder / "data of it" / "store"))
         self.settings = BrokerConfig(
-            bootstrap=self.broker.bootstrap, request_timeout_s=5, partitions=self.partitions
+            bootstrap=self.broker.bootstrap, request_timeout_s=30, partitions=self.partitions
         )
 
     def start(self, *options: str, **environment: str) -> "subprocess.Popen[bytes]":
@@ -128,7 +128,7 @@ class Pipeline:
         """Kill what runs."""
         for process in self.processes:
             process.kill()
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
 
 def wait_until(holds: Callable[..., bool], what: str, timeout_s: float = WAIT_S) -> None:

@@ -25,7 +25,7 @@ from tests.integration.engines import Engine
 from tests.integration.gateway_service import Service, gateway_service
 from tests.serving.world import KEY
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(600)]
 
 ENOUGH_FOR_CALLS = 600
 """Tokens: a model of random weights decides after every call whether to make another."""

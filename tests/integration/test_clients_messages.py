@@ -12,7 +12,7 @@ from tests.integration.gateway_service import Service, gateway_service
 from tests.integration.test_clients_responses import CITY
 from tests.serving.world import KEY
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ASKED: dict[str, Any] = {
     "model": "assistant",

@@ -18,7 +18,7 @@ from tests.serving.clients import CALL, THOUGHT, serving
 from tests.serving.conftest import REASONING_CHATML
 from tests.serving.world import KEY
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SOURCES = Path(__file__).parent / "node"
 

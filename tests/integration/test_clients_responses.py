@@ -21,7 +21,7 @@ from tests.integration.engines import Engine
 from tests.integration.gateway_service import Service, gateway_service
 from tests.serving.world import KEY
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 CITY: dict[str, object] = {
     "type": "object",

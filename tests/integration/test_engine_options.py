@@ -23,7 +23,7 @@ from onlinerl.serving.routing import make_router
 from tests.brokers import free_port
 from tests.integration.engines import Engine, engine
 
-pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(600)]
 
 SECRET = "a secret of enough characters"
 STEP_TOKENS = 64

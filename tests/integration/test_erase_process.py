@@ -141,7 +141,7 @@ def test_killed_again_and_again_beside_ingest_and_upkeep_it_leaves_nothing(
         erase = start(pipeline, "erase", "--user", "ada")
         time.sleep(chance.uniform(2.0, 6.0))
         erase.send_signal(signal.SIGKILL)
-        erase.wait(timeout=30)
+        erase.wait(timeout=60)
     sending.join(timeout=120)
     wait_until(
         lambda: pipeline.stored("interactions", "interaction_id")[some_id("bob-59")] == 1,

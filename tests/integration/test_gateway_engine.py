@@ -29,7 +29,7 @@ from tests.serving.world import KEY, key_config
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.asyncio,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 
 QUESTION = "How do I reset my password?"
@@ -54,7 +54,7 @@ class Service:
 
     async def logged(self, number: int) -> list[InteractionEvent]:
         """The interactions, when there are `number`."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(self.sink.of(INTERACTIONS_TOPIC)) < number or self.gateway.num_in_flight:
                 await asyncio.sleep(0.01)
         values = self.sink.of(INTERACTIONS_TOPIC)
@@ -105,7 +105,7 @@ async def service(engine_url: str, tiny_model_dir: Path) -> AsyncIterator[Servic
         app = create_app(gateway, keyring=Keyring(keys), feedback=desk)
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None))
         serving = asyncio.create_task(server._serve())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not server.started:
                 await asyncio.sleep(0.01)
         service = Service(gateway, sink, renderer, f"http://127.0.0.1:{port}")
@@ -246,7 +246,7 @@ async def test_leaving_stops_the_engine_and_logs_what_was_sampled(
 
 async def running_requests(engine_url: str) -> float:
     """As the engine tells it; after an abort it takes a step until it does."""
-    async with aiohttp.ClientSession() as http, asyncio.timeout(10):
+    async with aiohttp.ClientSession() as http, asyncio.timeout(60):
         while (number := await told(http, engine_url, "num_requests_running")) > 0:
             await asyncio.sleep(0.05)
     return number
@@ -254,7 +254,7 @@ async def running_requests(engine_url: str) -> float:
 
 async def sampled_tokens(engine_url: str, *, at_least: int) -> None:
     """Wait until the engine has sampled some more tokens than now."""
-    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
+    async with aiohttp.ClientSession() as http, asyncio.timeout(60):
         before = await told(http, engine_url, "generation_tokens_total")
         while await told(http, engine_url, "generation_tokens_total") < before + at_least:
             await asyncio.sleep(0.02)

@@ -27,7 +27,7 @@ from tests.brokers import free_port, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SECRET = "canary-7c1f"
 
@@ -37,7 +37,7 @@ def running_engine(*, pace_s: float) -> Iterator[str]:
     port = free_port()
     process = subprocess.Popen([sys.executable, fake_vllm.__file__, str(port), str(pace_s)])
     try:
-        wait_for_port(port, process=process, timeout_s=30)
+        wait_for_port(port, process=process, timeout_s=90)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
@@ -103,7 +103,7 @@ def ready(gateway: GatewayProcess) -> int | None:
         return None
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
+def until(condition: Callable[[], bool], *, timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -148,7 +148,7 @@ class Stream:
             self.rest = self._response.read()
 
     def whole(self) -> bytes:
-        self._thread.join(30)
+        self._thread.join(60)
         self._connection.close()
         return self.first + self.rest
 
@@ -163,7 +163,7 @@ def test_on_sigterm_it_is_not_ready_at_once_and_serves_until_it_stops_listening(
         until(lambda: ready(gateway) == 503)
         in_grace = ask(gateway)
         until(lambda: ready(gateway) is None)
-        exit_code = gateway.process.wait(30)
+        exit_code = gateway.process.wait(60)
 
     assert (before, in_grace, exit_code) == (200, 200, 0)
     assert len(spooled(tmp_path)) == 1
@@ -177,7 +177,7 @@ def test_streams_that_run_on_sigterm_end_whole_and_are_stored(
         gateway.process.terminate()
         until(lambda: ready(gateway) is None)
         running = [stream.is_running for stream in streams]
-        exit_code = gateway.process.wait(40)
+        exit_code = gateway.process.wait(60)
 
     assert (running, exit_code) == ([True] * 4, 0)
     assert all(stream.whole().endswith(b"data: [DONE]\n\n") for stream in streams)

@@ -21,7 +21,7 @@ from tests.brokers import free_port, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @dataclass
@@ -37,7 +37,7 @@ class FakeEngine:
         port = port or free_port()
         arguments = [sys.executable, fake_vllm.__file__, str(port), "0.002", version]
         process = subprocess.Popen(arguments)
-        wait_for_port(port, process=process, timeout_s=30)
+        wait_for_port(port, process=process, timeout_s=90)
         return cls(port, version, process)
 
     @property
@@ -81,7 +81,7 @@ def gateway(engines: list[FakeEngine], folder: Path, smollm2_dir: Path) -> Itera
         bootstrap=f"127.0.0.1:{free_port()}",
         model_dir=smollm2_dir,
         engines=[engine.url for engine in engines],
-        timeouts={"poll_s": 0.1, "connect_s": 1.0, "idle_s": 2.0},
+        timeouts={"poll_s": 0.1, "connect_s": 1.0, "idle_s": 20.0},
         arms={"poll_s": 0.1},
     ) as running:
         yield running

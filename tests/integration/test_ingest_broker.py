@@ -13,7 +13,7 @@ from onlinerl.rollout_store.store import DeltaStore
 from tests.brokers import Broker, free_port, kafka, needs_kafka, tansu
 from tests.integration.ingest_pipeline import COMMAND, WAIT_S, Pipeline, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(params=["tansu", pytest.param("kafka", marks=needs_kafka)])
@@ -36,7 +36,7 @@ def test_events_arrive_and_sigterm_ends_it_cleanly(pipeline: Pipeline) -> None:
     wait_until(lambda: pipeline.has(*range(50)), "50 rows")
     process.send_signal(signal.SIGTERM)
 
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=60) == 0
 
 
 def test_once_ends_when_the_log_was_read(pipeline: Pipeline) -> None:
@@ -72,7 +72,7 @@ def test_kill_9_at_random_moments_under_traffic_loses_and_doubles_nothing(
         before = 80 * round_number
         wait_until(lambda least=before: pipeline.num_rows() > least, "some rows of this round")
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
     pipeline.start()
 
     wait_until(lambda: pipeline.has(*range(sent)), f"{sent} rows, once each")
@@ -139,7 +139,7 @@ def test_a_broker_that_came_back_empty_while_ingest_was_down_skips_nothing(tmp_p
             process = pipeline.start()
             wait_until(lambda: pipeline.has(*range(3)), "3 rows")
             process.kill()
-            process.wait(timeout=30)
+            process.wait(timeout=60)
             broker.restart()
             pipeline.send(*reversed(range(9)))
             pipeline.start()
@@ -161,7 +161,7 @@ def test_a_second_ingest_takes_over_and_the_first_says_so(pipeline: Pipeline) ->
         if first.poll() is not None:
             break
 
-    assert first.wait(timeout=30) == 1
+    assert first.wait(timeout=60) == 1
     wait_until(lambda: pipeline.has(*range(number + 1)), "every row once")
     assert second.poll() is None
 
@@ -197,7 +197,7 @@ def test_thousands_of_records_are_stored_once_each_by_two_processes_in_turn(
     first = pipeline.start(*options)
     wait_until(lambda: pipeline.num_rows() > 0, "some rows")
     first.kill()
-    first.wait(timeout=30)
+    first.wait(timeout=60)
 
     assert pipeline.start("--once", *options).wait(timeout=WAIT_S) == 0
     assert pipeline.has(*range(4000))

@@ -11,7 +11,7 @@ import pytest
 from tests.brokers import free_port, kafka, needs_kafka
 from tests.integration.ingest_pipeline import Pipeline, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(280), needs_kafka]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), needs_kafka]
 
 IN_A_GROUP = """
             broker.partitions = 4
@@ -65,7 +65,7 @@ def test_members_come_go_and_are_killed_under_load_and_every_row_is_stored_once(
         before = pipeline.num_rows()
         wait_until(lambda: pipeline.num_rows() > before + 400, "rows by two")
         first.kill()
-        first.wait(timeout=30)
+        first.wait(timeout=60)
         between = pipeline.num_rows()
         wait_until(lambda: pipeline.num_rows() > between + 400, "rows after a kill")
         pipeline.start("--set", f"ingest.health_port={free_port()}")

@@ -21,7 +21,7 @@ from tests.rollout_store.people import People
 
 pytestmark = pytest.mark.integration
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def start(config: Path) -> subprocess.Popen[bytes]:

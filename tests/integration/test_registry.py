@@ -25,9 +25,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def registry(folder: Path) -> Iterator[MlflowRegistry]:
+def server(folder: Path) -> Iterator[str]:
     with mlflow_server(folder, port=free_port()) as uri:
-        yield MlflowRegistry(uri, policy="assistant", experiment="onlinerl", timeout_s=10)
+        yield uri
+
+
+@pytest.fixture
+def registry(server: str, request: pytest.FixtureRequest) -> MlflowRegistry:
+    """With a policy of the test's own."""
+    name = request.node.name
+    return MlflowRegistry(server, policy=name, experiment=name, timeout_s=30)
 
 
 def test_a_version_from_its_registration_to_its_loss(

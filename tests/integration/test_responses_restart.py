@@ -15,14 +15,14 @@ from tests.brokers import free_port, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
 def engine() -> Iterator[str]:
     port = free_port()
     process = subprocess.Popen([sys.executable, fake_vllm.__file__, str(port)])
-    wait_for_port(port, process=process, timeout_s=30)
+    wait_for_port(port, process=process, timeout_s=90)
     yield f"http://127.0.0.1:{port}"
     process.kill()
     process.wait(10)

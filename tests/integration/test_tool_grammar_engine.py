@@ -14,7 +14,7 @@ from onlinerl.serving.request import Conversation, Tool, ToolChoice
 from tests.integration.engines import Engine
 from tests.serving.conversations import talk, user
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STOP = Tool(
     name="stop",

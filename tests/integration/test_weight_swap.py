@@ -29,7 +29,7 @@ from tests.integration.engines import Engine
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
 ]
 
 PROMPT = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411]
@@ -226,7 +226,7 @@ def assert_tiles(spans: list[dict[str, object]], *, num_tokens: int, versions: l
 
 def stage(replica: HttpReplica, versions: Versions, version: int) -> None:
     replica.stage(versions.root, version)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while replica.status()[0].state != "staged":
         assert time.monotonic() < deadline
         time.sleep(0.02)

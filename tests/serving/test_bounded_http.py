@@ -34,7 +34,7 @@ async def serving(timeout_s: float = 30.0) -> AsyncIterator[int]:
         uvicorn.Config(echo, port=0, http=http, lifespan="off", log_config=None)
     )
     running = asyncio.create_task(server._serve())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not server.started:
             await asyncio.sleep(0.001)
     try:
@@ -48,7 +48,7 @@ async def answered(port: int, *pieces: bytes) -> bytes:
     """What comes back until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
@@ -107,6 +107,6 @@ async def test_a_head_that_came_in_time_leaves_the_rest_its_own_time() -> None:
         writer.write(head + b"\r\n\r\n")
         await asyncio.sleep(0.8)
         writer.write(body)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await reader.read()).endswith(b"\r\n\r\n4")
         writer.close()

@@ -65,7 +65,7 @@ class Line:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.005)
@@ -166,7 +166,7 @@ def test_tables_that_hang_hold_up_nothing(tmp_path: Path) -> None:
     line = Line(tmp_path, stored)
     line.put(0)
     line.confirmation.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     line.put(1, 2)
     line.close()
     release.set()

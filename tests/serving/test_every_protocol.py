@@ -104,7 +104,7 @@ async def started(renderer: TemplateRenderer, **options: Any) -> World:
 
 
 async def until_sampled(world: World, num_requests: int = 1) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(world.engine.requests) < num_requests:
             await asyncio.sleep(0.001)
 
@@ -124,7 +124,7 @@ async def test_every_token_is_sent_before_the_next_is_sampled_and_logged_exactly
     said: list[str] = []
     for number in range(1, len(ids)):
         text = world.renderer.decode(ids[:number])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while shown(spoken, caller) != text:
                 await asyncio.sleep(0.001)
         said.append(text)
@@ -162,7 +162,7 @@ async def test_leaving_stops_the_engine_frees_the_place_and_logs_what_was_sample
     caller = Caller(world.app, path=spoken.path, json_body={**spoken.asked, "stream": stream})
     await until_sampled(world)
     if stream and num_served:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not shown(spoken, caller):
                 await asyncio.sleep(0.001)
     caller.leave()
@@ -202,7 +202,7 @@ async def test_an_error_after_the_first_byte_is_the_last_event_and_the_row_says_
 ) -> None:
     world.engine.hold_at = 2
     caller = Caller(world.app, path=spoken.path, json_body={**spoken.asked, "stream": True})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not shown(spoken, caller):
             await asyncio.sleep(0.001)
     world.engine.failure = EngineFailed("the engine died", 502)

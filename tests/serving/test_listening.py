@@ -48,7 +48,7 @@ async def exchange(server: ssl.SSLContext, client: ssl.SSLContext) -> bytes:
         writer.close()
 
     listener = await asyncio.start_server(echo, "127.0.0.1", 0, ssl=server)
-    async with listener, asyncio.timeout(10):
+    async with listener, asyncio.timeout(60):
         port = listener.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=client, server_hostname="localhost"

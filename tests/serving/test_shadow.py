@@ -36,7 +36,7 @@ def arms_of(world: World) -> dict[str, InteractionEvent]:
 
 
 async def logged(world: World, number: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(world.interactions) < number:
             await asyncio.sleep(0.001)
 
@@ -84,7 +84,7 @@ async def test_a_shadow_waits_until_the_callers_own_answer_has_begun(
     world = await make_shadowed(renderer)
     world.engines[0].hold_at = 0
     caller = Caller(world.app, json_body=body(stream=True))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not world.engines[0].requests:
             await asyncio.sleep(0.001)
     for _ in range(20):
@@ -113,7 +113,7 @@ async def test_a_share_of_the_requests_is_answered_twice(renderer: TemplateRende
     for _ in range(60):
         await ask(world)
     await world.ended()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while world.gateway._shadows.num_running:
             await asyncio.sleep(0.001)
 
@@ -141,7 +141,7 @@ async def test_shadows_are_dropped_first_under_load(renderer: TemplateRenderer) 
     )
     world.engines[0].hold_at = 1
     callers = [Caller(world.app, json_body=body(stream=True)) for _ in range(4)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(world.engines[0].requests) < 4:
             await asyncio.sleep(0.001)
     world.engines[0].release.set()
@@ -163,7 +163,7 @@ async def test_a_shadow_that_fails_disturbs_nobody(renderer: TemplateRenderer) -
     world.engines[1].weight_version = version  # type: ignore[method-assign]
     world.engines[1].failure = EngineFailed("out of memory", 500)
     caller = await ask(world)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not outcomes(world, "failed"):
             await asyncio.sleep(0.001)
     world.engines[1].weight_version = good  # type: ignore[method-assign]
@@ -177,7 +177,7 @@ async def test_a_shadow_without_a_replica_is_dropped(renderer: TemplateRenderer)
     world.engines[1].version = "assistant/15"
     await world.gateway.pool.look(world.gateway.pool.replicas[1])
     await ask(world)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not outcomes(world, "dropped_no_replica"):
             await asyncio.sleep(0.001)
 
@@ -188,7 +188,7 @@ async def test_a_gateway_that_stops_drops_its_shadows(renderer: TemplateRenderer
     world = await make_shadowed(renderer)
     world.engines[1].hold_at = 0
     await ask(world)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not world.engines[1].requests:
             await asyncio.sleep(0.001)
     await world.gateway.close()

@@ -51,7 +51,7 @@ def put(spool: Spool, *numbers: int, size: int = 10) -> None:
     for number in numbers:
         stored = threading.Event()
         spool.put(record(number, size=size), on_stored=stored.set)
-        assert stored.wait(5)
+        assert stored.wait(60)
 
 
 def read(spool: Spool, *, max_records: int = 1000, timeout_s: float = 0) -> list[str]:
@@ -148,13 +148,13 @@ def test_rewinding_misses_nothing_that_is_being_written(
 
     def slow(*args: Any) -> None:
         began.set()
-        assert disk.wait(10)
+        assert disk.wait(60)
         write_all(*args)
 
     monkeypatch.setattr(appender_module, "write_all", slow)
     spool = open_spool(tmp_path)
     spool.put(record(1))
-    assert began.wait(5)
+    assert began.wait(60)
     spool.rewind(topic_ids={"t": "2"})
     disk.set()
 
@@ -284,7 +284,7 @@ def test_a_slow_disk_makes_nobody_wait(tmp_path: Path, monkeypatch: pytest.Monke
     write_all = appender_module.write_all
 
     def slow(*args: Any) -> None:
-        assert disk.wait(10)
+        assert disk.wait(60)
         write_all(*args)
 
     monkeypatch.setattr(appender_module, "write_all", slow)

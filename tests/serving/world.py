@@ -79,7 +79,7 @@ class World:
 
     async def ended(self) -> None:
         """Wait until no answer runs."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.gateway.num_in_flight:
                 await asyncio.sleep(0.001)
 
@@ -194,13 +194,13 @@ class Caller:
         self._left.set()
 
     async def done(self) -> "Caller":
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.task
         return self
 
     async def until(self, text: bytes) -> None:
         """Wait until `text` was received."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while text not in self.received:
                 await asyncio.sleep(0.001)
 

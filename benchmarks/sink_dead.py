@@ -1,0 +1,199 @@
+"""Ten minutes without a broker, under load: `make bench NAME=sink_dead` (about 17 minutes).
+
+Latency and memory of the gateway over time, before, while and after the broker hangs.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.gateway import chat_target, wait_until_shipped
+from benchmarks.load import Timings, percentile, run
+from benchmarks.processes import Running, gateway, mock_engine
+from benchmarks.result import RESULTS, write_result
+from onlinerl.rollout_store.kafka_topics import ALL_TOPICS
+from tests.brokers import tansu
+from tests.models import smollm2
+
+METHOD = """\
+One machine; load generator, engine, gateway and broker (Tansu) share its cores. {concurrency}
+callers ask without pause for streamed answers of 100 tokens, which the engine replays with a pause
+of {step_ms:g} ms between chunks. The broker works for {healthy_s:g} s, hangs (SIGSTOP) for
+{dead_s:g} s, and works again for {healthy_s:g} s while what waits is shipped; then the load ends
+and the spool empties. Ratios compare all requests of the dead time, or of its last two minutes,
+with those of the healthy time before. Memory is the gateway's resident size at the end of the dead
+time against that at its start. Rows are what the topics hold at the end against what was served."""
+CONCURRENCY = 32
+STEP_S = 0.002
+HEALTHY_S = 120.0
+DEAD_S = 600.0
+WARM_UP_S = 60.0
+"""Not counted: what is remembered of conversations fills up."""
+ROUND_REQUESTS = 640
+
+console = Console()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Some seconds of load."""
+
+    phase: str
+    ended_s: float
+    """Since the load began."""
+    timings: Timings
+    rss_mib: float
+    backlog_mib: float
+
+
+def rounds(served: Running, phase: str, *, seconds: float, began: float) -> list[Round]:
+    """Load for so long, in rounds of a few seconds."""
+    target = chat_target("gateway.stream", served.url, stream=True)
+    found: list[Round] = []
+    until = time.monotonic() + seconds
+    with Progress(console=console) as progress:
+        task = progress.add_task(phase, total=seconds)
+        while (left := until - time.monotonic()) > 0:
+            progress.update(task, completed=seconds - left)
+            timings = asyncio.run(run(target, num_requests=ROUND_REQUESTS, concurrency=CONCURRENCY))
+            backlog = json.loads(served.get("/health/ready"))["backlog_bytes"]
+            found.append(
+                Round(
+                    phase=phase,
+                    ended_s=time.monotonic() - began,
+                    timings=timings,
+                    rss_mib=served.rss_mib(),
+                    backlog_mib=backlog / 2**20,
+                )
+            )
+    return found
+
+
+def together(found: list[Round]) -> Timings:
+    """All requests of some rounds."""
+    timings = Timings()
+    for each in found:
+        timings.add(each.timings)
+    return timings
+
+
+def num_logged(bootstrap: str) -> int:
+    """Records that the topics hold."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+    try:
+        partitions = [
+            TopicPartition(topic, number)
+            for topic in ALL_TOPICS
+            for number in consumer.partitions_for_topic(topic) or ()
+        ]
+        return int(sum(consumer.end_offsets(partitions).values()))
+    finally:
+        consumer.close()
+
+
+def main() -> None:
+    """Measure, print, draw, write."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with (
+            tansu(folder) as broker,
+            mock_engine(step_s=STEP_S) as engine,
+            gateway(
+                folder, engine=engine.url, bootstrap=broker.bootstrap, model=smollm2()
+            ) as served,
+        ):
+            began = time.monotonic()
+            warm = rounds(served, "warm-up", seconds=WARM_UP_S, began=began)
+            before = rounds(served, "healthy", seconds=HEALTHY_S, began=began)
+            rss_before = served.rss_mib()
+            broker.freeze()
+            dead = rounds(served, "dead", seconds=DEAD_S, began=began)
+            rss_after = served.rss_mib()
+            broker.thaw()
+            after = rounds(served, "back", seconds=HEALTHY_S, began=began)
+            wait_until_shipped(served, timeout_s=600)
+            everything = together([*warm, *before, *dead, *after])
+            lost = served.metric("onlinerl_gateway_events_lost_total")
+            logged = num_logged(broker.bootstrap)
+    last = [each for each in dead if each.ended_s > dead[-1].ended_s - 120]
+    healthy_ms = together(before).total_ms
+    figures = {
+        "p50_ratio_sink_dead": percentile(together(dead).total_ms, 0.5)
+        / percentile(healthy_ms, 0.5),
+        "p99_ratio_sink_dead": percentile(together(dead).total_ms, 0.99)
+        / percentile(healthy_ms, 0.99),
+        "p99_ratio_last_two_minutes": percentile(together(last).total_ms, 0.99)
+        / percentile(healthy_ms, 0.99),
+        "rss_growth_mib": rss_after - rss_before,
+        "backlog_peak_mib": max(each.backlog_mib for each in [*dead, *after]),
+        "requests": len(everything.total_ms),
+        "errors": len(everything.errors),
+        "events_lost": lost,
+        "rows_missing": max(len(everything.total_ms) - logged, 0),
+    }
+    console.print_json(data=figures)
+    draw([*warm, *before, *dead, *after], RESULTS / "sink_dead.png")
+    write_result(
+        RESULTS / "sink_dead.json",
+        method=METHOD.format(
+            concurrency=CONCURRENCY, step_ms=STEP_S * 1000, healthy_s=HEALTHY_S, dead_s=DEAD_S
+        ).replace("\n", " "),
+        figures=figures,
+        series={"rounds": [row_of(each) for each in [*warm, *before, *dead, *after]]},
+        notes=notes(figures),
+    )
+
+
+def row_of(each: Round) -> dict[str, object]:
+    """A round, for the series."""
+    return {
+        "phase": each.phase,
+        "ended_s": round(each.ended_s, 1),
+        "p50_ms": round(percentile(each.timings.total_ms, 0.5), 2),
+        "p99_ms": round(percentile(each.timings.total_ms, 0.99), 2),
+        "rss_mib": round(each.rss_mib, 1),
+        "backlog_mib": round(each.backlog_mib, 1),
+    }
+
+
+def draw(found: list[Round], path: Path) -> None:
+    """Latency, memory and backlog over time; the dead time is grey."""
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    at_s = [each.ended_s for each in found]
+    for share, label in ((0.5, "p50"), (0.99, "p99")):
+        upper.plot(at_s, [percentile(e.timings.total_ms, share) for e in found], label=label)
+    upper.set(ylabel="latency of an answer, ms", ylim=(0, None))
+    lower.plot(at_s, [each.rss_mib for each in found], label="resident memory of the gateway")
+    lower.plot(at_s, [each.backlog_mib for each in found], label="events waiting on disk")
+    lower.set(xlabel="seconds", ylabel="MiB", ylim=(0, None))
+    dead_s = [each.ended_s for each in found if each.phase == "dead"]
+    for axes in (upper, lower):
+        axes.axvspan(dead_s[0], dead_s[-1], color="0.9", label="broker hangs")
+        axes.legend()
+    figure.savefig(path, dpi=120)
+
+
+def notes(figures: dict[str, float]) -> str:
+    """What was not reached."""
+    targets = {
+        "p99_ratio_sink_dead": (figures["p99_ratio_sink_dead"] <= 1.1, "at most 1.1"),
+        "errors": (figures["errors"] == 0, "0"),
+        "events_lost": (figures["events_lost"] == 0, "0"),
+        "rows_missing": (figures["rows_missing"] == 0, "0"),
+    }
+    missed = [f"{key} ({wanted})" for key, (reached, wanted) in targets.items() if not reached]
+    return f"Not reached: {', '.join(missed)}." if missed else "Every target was reached."
+
+
+if __name__ == "__main__":
+    main()
