@@ -1,4 +1,4 @@
-"""What an engine on a CPU leaves to others: `make bench NAME=engine_waiting` (about five minutes).
+"""What an engine on a CPU leaves to others: `make bench NAME=engine_waiting` (about ten minutes).
 
 vLLM's processes wait for each other by looking at shared memory without pause; `cpu_waiting` puts a
 pause between two looks. Both ways are measured beside a neighbour that wants one core.
@@ -43,7 +43,7 @@ console = Console()
 
 @contextlib.contextmanager
 def engine(model: Path, *, with_pauses: bool) -> Iterator[Running]:
-    """vLLM itself, with our plugin or with none."""
+    """An engine without a gateway, with our plugin or with none."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--port", str(port), "--max-model-len", "512", "--max-num-seqs", "8"]
@@ -114,7 +114,7 @@ def main() -> None:
         for with_pauses in (False, True):
             figures = measure(model, with_pauses=with_pauses)
             found[with_pauses].append(figures)
-            rows.append({"round": number, "with_pauses": with_pauses} | figures)
+            rows.append({"round": number, "with_pauses": with_pauses, **figures})
             console.print(rows[-1])
     for with_pauses, each in found.items():
         medians[with_pauses] = {
