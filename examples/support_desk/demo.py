@@ -28,6 +28,8 @@ from examples.support_desk.users import Answer, Crowd, Pace
 
 ROWS_PER_CYCLE = 88
 RATED_FOR_AN_INTERVAL = 155
+ROWS_FOR_THE_WRONG_ONE = 32
+"""Rated answers of the version that serves; what older ones said may be too stale to learn from."""
 PROMOTIONS = 3
 COLLECTING = Pace(users=12, pause_s=0.0)
 LEARNING = Pace(users=1, pause_s=15.0)
@@ -55,7 +57,7 @@ WRONG_ON_PURPOSE = {
     "trainer.filters": "[]",
     "trainer.stop_k3": "100.0",
     "trainer.stop_ess": "0.0",
-    "trainer.min_labelled_rows": "16",
+    "trainer.min_labelled_rows": str(ROWS_FOR_THE_WRONG_ONE // 2),
     "trainer.max_rows": "24",
 }
 
@@ -138,15 +140,17 @@ class Demo:
 
     async def _refuse(self) -> None:
         self._say("now a candidate trained wrongly on purpose: high learning rate, no KL")
+        await self._collect(self.champion, ROWS_FOR_THE_WRONG_ONE)
         overrides = [f"{key}={value}" for key, value in WRONG_ON_PURPOSE.items()]
         arguments = [word for override in overrides for word in ("--set", override)]
-        for _ in range(5):
+        for _ in range(20):
             finished = await asyncio.to_thread(
                 self.desk.run, "train", *arguments, timeout_s=PHASE_TIMEOUT_S
             )
             if finished.returncode == 0:
                 break
-            await asyncio.sleep(5)  # the schedule may hold the lease; the message says so
+            # The schedule may hold the lease, or ratings are on their way; the message says so.
+            await asyncio.sleep(5)
         else:
             raise RuntimeError(f"`onlinerl train` failed: {finished.stderr[-2000:]}")
         refused = outcome.num_refused
