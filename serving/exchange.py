@@ -57,7 +57,7 @@ class Exchange:
 
     @property
     def policy_version(self) -> str:
-        """What the replica that answers served when it began."""
+        """What sampled the first token; until the engine told, what the pool knew to serve."""
         return self.version()
 
     def event(

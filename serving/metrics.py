@@ -174,7 +174,7 @@ class GatewayMetrics:
         """Count an answer that has ended.
 
         Args:
-            policy_version: what served when it began.
+            policy_version: what sampled its first token, as far as the engine told.
             num_prompt_tokens: tokens of its prompt.
             choices: finish reason and number of tokens of every completion.
         """
@@ -196,7 +196,7 @@ class GatewayMetrics:
         """Note how long an answer took that had at least one token.
 
         Args:
-            policy_version: what served when it began.
+            policy_version: what sampled its first token, as far as the engine told.
             ttft_s: arrival to first token; None for an answer that came whole.
             latency_s: arrival to last token.
             num_tokens: tokens of its longest completion.

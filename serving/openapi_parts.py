@@ -83,7 +83,7 @@ ANSWERS: Json = {
     for name, description in {
         "x-onlinerl-interaction-id": "What feedback refers to.",
         "x-onlinerl-session-id": "The session of this answer.",
-        "x-onlinerl-policy-version": "What served when the request began.",
+        "x-onlinerl-policy-version": "What sampled the first token; of a stream, what served last.",
         "x-ratelimit-remaining-requests": "Of a key with a rate of requests.",
         "x-ratelimit-remaining-tokens": "Of a key with a rate of tokens.",
     }.items()

@@ -43,7 +43,8 @@ class Route:
     """How one request is answered: its arm, its replica, and what happens when that one fails.
 
     May sample several completions at once. `version` and `replica` are those of the completion
-    that moved last; the spans of a completion say what really sampled it.
+    that moved or ended last: what the pool knew until an engine told what sampled the first token.
+    The spans of a completion say what sampled each.
     """
 
     def __init__(
@@ -180,6 +181,9 @@ class Route:
             self._pool.saw(replica, chunk.version_spans[-1].version)
         self._pool.answered(replica)
         part.end(self._own_spans(chunk.version_spans, num_tokens=len(part.sampled)))
+        if self.adapter is None and part.spans:
+            # The pool's last look may be older than a swap that the engine answered after.
+            self.replica_version = part.spans[0].version
         if self._is_cut_short(part, chunk):
             part.is_whole = False
             return replace(chunk, finish_reason=None, version_spans=None)

@@ -152,6 +152,20 @@ async def test_the_client_is_told_as_many_tokens_as_are_logged(
 
 
 @every
+async def test_a_whole_answer_names_what_sampled_it_also_right_after_a_swap(
+    world: World, spoken: Spoken
+) -> None:
+    known = world.gateway.pool.versions()
+    world.engine.version = "assistant/7"
+    caller = await ask(world, spoken.asked, path=spoken.path)
+
+    assert known != ["assistant/7"]
+    assert caller.headers["x-onlinerl-policy-version"] == "assistant/7"
+    (event,) = world.interactions
+    assert [span.version for span in event.choices[0].version_spans] == ["assistant/7"]
+
+
+@every
 @streamed_and_whole
 @pytest.mark.parametrize("num_served", [0, 2])
 async def test_leaving_stops_the_engine_frees_the_place_and_logs_what_was_sampled(

@@ -156,6 +156,22 @@ async def test_the_version_that_an_answer_ends_with_is_taken_at_once() -> None:
     assert fleet.router.pool.versions() == ["assistant/2"]
 
 
+async def test_a_route_says_what_sampled_its_first_token_once_the_engine_told() -> None:
+    fleet = await make_fleet("assistant/1")
+    engine = fleet.engines[0]
+    engine.version = "assistant/2"
+    route = fleet.route()
+    before = route.version
+    chunks = []
+    async for chunk in route.generate(ask()):
+        chunks.append(chunk)
+        if len(chunks) == 2:
+            engine.version = "assistant/3"
+
+    assert spans_of(chunks[-1]) == [("assistant/2", 0, 2), ("assistant/3", 2, 6)]
+    assert (before, route.version) == ("assistant/1", "assistant/2")
+
+
 async def test_the_salt_is_of_tenant_and_version_and_differs_between_any_two() -> None:
     salts = {
         cache_salt(tenant, version)
