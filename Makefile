@@ -18,7 +18,7 @@ STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(LOCK) pyproject.toml | sha25
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test check lint types imports install model bench lock docs wheel clean help
+.PHONY: demo test soak check lint types imports install model bench lock docs wheel clean help
 
 help: ## Show what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -47,6 +47,10 @@ demo: $(STAMP) model ## Watch a model learn from its users; KEEP=1 leaves the st
 
 test: $(STAMP) model ## Run all tests, with the real engine, broker, registry and tables
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+soak: $(STAMP) ## The tests that are short in `make test`, at full length (about 10 minutes)
+	@ONLINERL_TEST_RACE_S=120 ONLINERL_TEST_RECORDS=1000000 $(BIN)/python -m pytest \
+		tests/rollout_store/test_maintenance.py tests/integration/test_ingest_group.py -k "racing or long_log" $(ARGS)
 
 check: ## What CI runs
 	@bash .ci/run

@@ -11,9 +11,9 @@ from pathlib import Path
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from benchmarks.processes import KEY, Running, gateway
+from benchmarks.processes import KEY, Running, gateway, wait_until_shipped
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC, InteractionEvent
-from tests.brokers import free_port, tansu
+from tests.brokers import free_port, read_log, tansu
 from tests.integration.engines import Engine, engine
 
 NUM_CONVERSATIONS = 6
@@ -126,9 +126,6 @@ def _cache_counters(running: Engine) -> tuple[float, float]:
 
 
 def _events(served: Running, bootstrap: str) -> list[InteractionEvent]:
-    from benchmarks.gateway import wait_until_shipped
-    from tests.integration.test_gateway_broker import read_log
-
     wait_until_shipped(served)
     values = read_log(bootstrap, INTERACTIONS_TOPIC)
     return [InteractionEvent.model_validate_json(value) for value in values]

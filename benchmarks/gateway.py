@@ -7,11 +7,9 @@ engine, how much of a conversation's prompt its prefix cache holds.
 
 import asyncio
 import contextlib
-import json
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,10 +18,17 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import conversations
-from benchmarks.load import Target, Timings, percentile, run
-from benchmarks.processes import KEY, Running, gateway, litellm, litellm_version, mock_engine
+from benchmarks.load import Timings, chat_target, percentile, run
+from benchmarks.processes import (
+    Running,
+    gateway,
+    litellm,
+    litellm_version,
+    logged_ids,
+    mock_engine,
+    wait_until_shipped,
+)
 from benchmarks.result import RESULTS, write_result
-from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
 from tests.brokers import Broker, tansu
 from tests.models import smollm2
 
@@ -44,19 +49,8 @@ REQUESTS = 60
 C16_REQUESTS = 320
 SINK_REQUESTS = 800
 STREAM_REQUESTS = 10_000
-MESSAGES = [{"role": "user", "content": "How do I reset my password?"}]
 
 console = Console()
-
-
-def chat_target(name: str, url: str, *, stream: bool) -> Target:
-    """A chat request of 100 tokens."""
-    return Target(
-        name=name,
-        url=f"{url}/v1/chat/completions",
-        body={"model": "assistant", "messages": MESSAGES, "max_tokens": 100, "stream": stream},
-        headers={"authorization": f"Bearer {KEY}"},
-    )
 
 
 def measure(
@@ -135,16 +129,6 @@ def sink_dead_ratio(served: Running, broker: Broker) -> float:
     return percentile(dead.total_ms, 0.99) / percentile(healthy.total_ms, 0.99)
 
 
-def wait_until_shipped(served: Running, *, timeout_s: float = 180) -> None:
-    """Until the log has taken everything."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        time.sleep(0.5)
-        if json.loads(served.get("/health/ready"))["backlog_bytes"] == 0:
-            return
-    raise RuntimeError("the spool did not empty")
-
-
 @contextlib.contextmanager
 def watching_memory(served: Running, samples: list[float]) -> Iterator[None]:
     """Append the resident size four times a second."""
@@ -179,14 +163,6 @@ def streams512(served: Running, broker: Broker) -> dict[str, float]:
         "streams512_rss_growth_mib": max(samples) - before,
         "streams512_per_s": timings.per_s,
     }
-
-
-def logged_ids(bootstrap: str) -> list[str]:
-    """Interaction ids in the log."""
-    from tests.integration.test_gateway_broker import read_log
-
-    values = read_log(bootstrap, INTERACTIONS_TOPIC)
-    return [json.loads(value)["interaction_id"] for value in values]
 
 
 def main() -> None:

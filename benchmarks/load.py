@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
+from benchmarks.processes import KEY
+
+MESSAGES = [{"role": "user", "content": "How do I reset my password?"}]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
@@ -16,6 +20,16 @@ class Target:
     url: str
     body: Mapping[str, object]
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def chat_target(name: str, url: str, *, stream: bool) -> Target:
+    """A chat request of 100 tokens."""
+    return Target(
+        name=name,
+        url=f"{url}/v1/chat/completions",
+        body={"model": "assistant", "messages": MESSAGES, "max_tokens": 100, "stream": stream},
+        headers={"authorization": f"Bearer {KEY}"},
+    )
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.brokers import free_port
+from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
+from tests.brokers import free_port, read_log
 
 KEY = "benchmark-key"
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -148,6 +149,22 @@ def server(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
+
+
+def wait_until_shipped(served: Running, *, timeout_s: float = 180) -> None:
+    """Until the log has taken everything."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        if json.loads(served.get("/health/ready"))["backlog_bytes"] == 0:
+            return
+    raise RuntimeError("the spool did not empty")
+
+
+def logged_ids(bootstrap: str, *, timeout_s: float = 60) -> list[str]:
+    """Interaction ids in the log."""
+    values = read_log(bootstrap, INTERACTIONS_TOPIC, timeout_s=timeout_s)
+    return [json.loads(value)["interaction_id"] for value in values]
 
 
 def _wait(running: Running, path: str, *, timeout_s: float, log: Path | None) -> None:

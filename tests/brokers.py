@@ -129,3 +129,25 @@ def _running(broker: Broker) -> Iterator[Broker]:
         yield broker
     finally:
         broker.kill()
+
+
+def read_log(bootstrap: str, topic: str, *, timeout_s: float = 60) -> list[bytes]:
+    """Every record of a topic; a broker that comes back empty may give it more partitions."""
+    from kafka import KafkaConsumer, TopicPartition
+
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
+    try:
+        numbers = consumer.partitions_for_topic(topic) or ()
+        partitions = [TopicPartition(topic, number) for number in numbers]
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        ends = consumer.end_offsets(partitions)
+        values: list[bytes] = []
+        deadline = time.monotonic() + timeout_s
+        while any(consumer.position(one) < end for one, end in ends.items()):
+            assert time.monotonic() < deadline, f"{topic} was not read within {timeout_s:g} s"
+            for records in consumer.poll(timeout_ms=500).values():
+                values += [record.value for record in records]
+        return values
+    finally:
+        consumer.close()

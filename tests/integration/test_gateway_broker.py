@@ -20,7 +20,15 @@ from onlinerl.rollout_store.schema import (
     InteractionEvent,
 )
 from onlinerl.serving.segments import segment_numbers
-from tests.brokers import Broker, free_port, kafka, needs_kafka, tansu, wait_for_port
+from tests.brokers import (
+    Broker,
+    free_port,
+    kafka,
+    needs_kafka,
+    read_log,
+    tansu,
+    wait_for_port,
+)
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import (
     KEY,
@@ -112,30 +120,6 @@ def rate(url: str, interaction_id: str) -> str:
     body = {"interaction_id": interaction_id, "metric": "accepted", "value": True}
     received, _ = post(f"{url}/v1/feedback", body)
     return str(json.loads(received)["feedback_id"])
-
-
-def read_log(bootstrap: str, topic: str) -> list[bytes]:
-    """Every record of a topic; a broker that comes back empty may give it more partitions."""
-    from kafka import KafkaConsumer, TopicPartition
-
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
-    try:
-        numbers = consumer.partitions_for_topic(topic) or ()
-        partitions = [TopicPartition(topic, number) for number in numbers]
-        consumer.assign(partitions)
-        consumer.seek_to_beginning(*partitions)
-        ends = consumer.end_offsets(partitions)
-        values: list[bytes] = []
-        deadline = time.monotonic() + 60
-        while (
-            any(consumer.position(one) < end for one, end in ends.items())
-            and time.monotonic() < deadline
-        ):
-            for records in consumer.poll(timeout_ms=500).values():
-                values += [record.value for record in records]
-        return values
-    finally:
-        consumer.close()
 
 
 def logged(bootstrap: str) -> tuple[list[str], list[str]]:

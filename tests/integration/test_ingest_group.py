@@ -1,6 +1,8 @@
 """Several `onlinerl ingest` in one consumer group, against Apache Kafka."""
 
+import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.brokers import free_port, kafka, needs_kafka
-from tests.integration.ingest_pipeline import Pipeline, wait_until
+from tests.integration.ingest_pipeline import WAIT_S, Pipeline, wait_until
+
+NUM_RECORDS = int(os.environ.get("ONLINERL_TEST_RECORDS", "20000"))
+"""Records of the long log; CONTRIBUTING.md says when to give it more."""
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), needs_kafka]
 
@@ -96,3 +101,42 @@ def test_two_members_share_the_partitions_and_a_third_finds_the_work_done(
     assert once.wait(timeout=90) == 0
     assert has_everything(pipeline, list(range(200)))
     assert [process.poll() for process in processes] == [None, None]
+
+
+@pytest.mark.timeout(600 + NUM_RECORDS // 500)
+def test_a_long_log_is_stored_once_whatever_dies_on_the_way(pipeline: Pipeline) -> None:
+    """Half interactions, half feedback; a member is killed, one joins, the broker is killed."""
+    num_rows = NUM_RECORDS // 2
+    for start in range(0, num_rows, 5000):
+        pipeline.send(*range(start, min(start + 5000, num_rows)))
+    batches = ("ingest.max_batch_rows=2000", "ingest.max_batch_age_s=1")
+    options = [word for value in batches for word in ("--set", value)]
+
+    def member() -> "subprocess.Popen[bytes]":
+        return pipeline.start(*options, "--set", f"ingest.health_port={free_port()}")
+
+    def stored(share: float) -> None:
+        wait_until(
+            lambda: (
+                pipeline.store.exists("interactions")
+                and pipeline.store.dataset("interactions").count_rows() >= share * num_rows
+            ),
+            f"{share:.0%} of {num_rows} rows",
+            timeout_s=WAIT_S + NUM_RECORDS / 1000,
+        )
+
+    first = member()
+    stored(0.1)
+    member()
+    stored(0.3)
+    first.kill()
+    first.wait(timeout=60)
+    member()
+    stored(0.5)
+    pipeline.broker.restart()
+    stored(1.0)
+    wait_until(
+        lambda: pipeline.has(*range(num_rows)),
+        f"{NUM_RECORDS} records, once each",
+        timeout_s=WAIT_S + NUM_RECORDS / 1000,
+    )
