@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
 from onlinerl.rollout_store.store import DeltaStore
 from tests.brokers import Broker, free_port
 from tests.events import feedback, interaction
+from tests.waiting import until
 
 WAIT_S = 120.0
 COMMAND = (sys.executable, "-m", "onlinerl.cli")
@@ -131,9 +131,6 @@ class Pipeline:
             process.wait(timeout=60)
 
 
-def wait_until(holds: Callable[..., bool], what: str, timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.1)
+def wait_until(holds: Callable[..., object], what: str, timeout_s: float = WAIT_S) -> None:
+    """Look ten times a second: every look reads tables."""
+    until(holds, what=what, timeout_s=timeout_s, every_s=0.1)

@@ -9,10 +9,9 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from onlinerl.serving.segments import Position, read_segment, segment_numbers, s
 from tests.brokers import free_port, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway
+from tests.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -101,13 +101,6 @@ def ready(gateway: GatewayProcess) -> int | None:
         return error.code
     except OSError:
         return None
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def spooled(folder: Path) -> list[InteractionEvent]:

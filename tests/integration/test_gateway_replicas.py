@@ -4,10 +4,9 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from onlinerl.rollout_store.store import DeltaStore
 from tests.brokers import free_port, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway
+from tests.waiting import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -112,13 +112,6 @@ def ask(gateway: GatewayProcess, session: str) -> str:
 
 def ask_many(gateway: GatewayProcess, number: int = 40, *, of: str = "session") -> Counter[str]:
     return Counter(ask(gateway, f"{of}-{n}") for n in range(number))
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def num_ready(gateway: GatewayProcess) -> int:

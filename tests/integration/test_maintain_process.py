@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -18,6 +17,7 @@ from onlinerl.rollout_store.store_lease import StoreLease
 from tests.brokers import free_port
 from tests.events import NOON
 from tests.rollout_store.people import People
+from tests.waiting import until
 
 pytestmark = pytest.mark.integration
 
@@ -43,15 +43,6 @@ def metric(port: int, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
-def wait_for(condition: object) -> None:
-    ends = time.monotonic() + WAIT_S
-    while time.monotonic() < ends:
-        if condition():  # type: ignore[operator]
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
-
-
 def test_it_keeps_the_tables_up_survives_a_kill_and_stops_when_asked(tmp_path: Path) -> None:
     people = People(tmp_path)
     people.says("first", user="ada", session="s")
@@ -64,16 +55,16 @@ def test_it_keeps_the_tables_up_survives_a_kill_and_stops_when_asked(tmp_path: P
     )
     process = start(config)
     try:
-        wait_for(lambda: answer(port, "/health/ready") is not None)
+        until(lambda: answer(port, "/health/ready") is not None)
         for number in range(20):
             people.says(f"i{number}", user="bob", session="s")
-        wait_for(lambda: metric(port, "onlinerl_maintain_compacted_files_total") > 0)
+        until(lambda: metric(port, "onlinerl_maintain_compacted_files_total") > 0)
         process.send_signal(signal.SIGKILL)
         process.wait(timeout=WAIT_S)
         process = start(config)  # waits for the lease of the dead one, if that held it
         for number in range(20, 40):
             people.says(f"i{number}", user="bob", session="s")
-        wait_for(lambda: len(people.store.delta("interactions").file_uris()) <= 3)
+        until(lambda: len(people.store.delta("interactions").file_uris()) <= 3)
         process.send_signal(signal.SIGTERM)
 
         assert process.wait(timeout=WAIT_S) == 0

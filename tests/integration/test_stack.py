@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from onlinerl.config import Settings, load
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import connect
 from tests.stack.configuration import write_configuration
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.integration,
@@ -90,13 +91,6 @@ def command_of(process: psutil.Process) -> list[str]:
         return []
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.3)
-
-
 @pytest.fixture(scope="module")
 def stack(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stack")
@@ -116,6 +110,7 @@ def stack(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             lambda: process.poll() is not None or http_problem(f"{base}/health/ready") is None,
             timeout_s=START_TIMEOUT_S,
             what="the gateway is ready",
+            every_s=0.3,
         )
         assert process.poll() is None, (folder / "up.log").read_text()
         yield Stack(config, settings, process, client)
@@ -153,6 +148,7 @@ def promoted(stack: Stack) -> int:
             lambda: ("promote", 2) in stack.decisions(),
             timeout_s=600,
             what="the schedule trained a candidate and the controller promoted it",
+            every_s=0.3,
         )
     return 2
 
@@ -161,7 +157,12 @@ def test_what_users_said_is_in_the_tables(stack: Stack) -> None:
     ids = talk(stack, 12)
     wanted = ", ".join(f"'{one}'" for one in ids)
     rewards = f"SELECT interaction_id, reward FROM rewards WHERE interaction_id IN ({wanted})"
-    until(lambda: len(stack.query(rewards)) == len(ids), timeout_s=30, what="every rating is there")
+    until(
+        lambda: len(stack.query(rewards)) == len(ids),
+        timeout_s=30,
+        what="every rating is there",
+        every_s=0.3,
+    )
 
     assert {row[0]: row[1] for row in stack.query(rewards)} == {
         one: 1.0 if place % 3 == 0 else 0.0 for place, one in enumerate(ids)
@@ -210,6 +211,7 @@ def test_weights_change_while_users_talk_and_nobody_is_cut(stack: Stack) -> None
         lambda: stack.query(lived_through) != [(0,)],
         timeout_s=60,
         what="an answer that lived through a swap is in the tables",
+        every_s=0.3,
     )
     differences = stack.query(
         "SELECT mean_abs_logprob_diff FROM promotions WHERE action IN ('bootstrap', 'promote')"
@@ -243,7 +245,7 @@ def test_a_candidate_that_fails_a_gate_never_serves(stack: Stack) -> None:
     def refused() -> list[object]:
         return [version for action, version in stack.decisions() if action == "refuse"]
 
-    until(lambda: bool(refused()), timeout_s=400, what="the gates refused it")
+    until(lambda: bool(refused()), timeout_s=400, what="the gates refused it", every_s=0.3)
     assert champion(stack) == served_before
     assert f"assistant/{refused()[0]}" not in {
         row[0]
@@ -263,6 +265,7 @@ def test_parts_that_are_killed_lose_and_double_nothing(stack: Stack) -> None:
         lambda: stack.query("SELECT count(*) FROM interactions") == [(len(stack.served),)],
         timeout_s=90,
         what="every served answer is a row",
+        every_s=0.3,
     )
     # The table itself: the view would hide a row that was stored twice.
     table = DeltaStore(stack.settings.store_root).dataset("interactions").to_table()
@@ -272,7 +275,12 @@ def test_parts_that_are_killed_lose_and_double_nothing(stack: Stack) -> None:
 
 def test_an_engine_that_died_serves_the_champion_again_and_never_the_base(stack: Stack) -> None:
     version = promoted(stack)
-    until(lambda: champion(stack) == version, timeout_s=60, what="the promoted version serves")
+    until(
+        lambda: champion(stack) == version,
+        timeout_s=60,
+        what="the promoted version serves",
+        every_s=0.3,
+    )
     (engine,) = stack.part("engine").children()
     engine.kill()
     versions: set[str] = set()
@@ -286,5 +294,5 @@ def test_an_engine_that_died_serves_the_champion_again_and_never_the_base(stack:
         return True
 
     time.sleep(3)
-    until(answers, timeout_s=400, what="the engine is back")
+    until(answers, timeout_s=400, what="the engine is back", every_s=0.3)
     assert versions == {f"assistant/{version}"}

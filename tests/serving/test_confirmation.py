@@ -1,8 +1,7 @@
 """The spool keeps what it shipped until the tables hold it."""
 
 import threading
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.segments import segment_numbers
 from onlinerl.serving.shipper import Shipper
 from onlinerl.serving.spool import Spool
+from tests.waiting import until
 
 CONFIG = SpoolConfig(
     topic_poll_s=0.02, ship_batch=3, ship_linger_s=0, segment_bytes=4096, confirm_s=0.02
@@ -62,13 +62,6 @@ class Line:
         self.confirmation.close()
         self.shipper.close(drain_s=0)
         self.spool.close(timeout_s=5)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from onlinerl.serving.log_writer import MemoryWriter, Published
 from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.shipper import Shipper
 from onlinerl.serving.spool import Spool
+from tests.waiting import until
 
 CONFIG = SpoolConfig(topic_poll_s=0.02, ship_batch=3)
 
@@ -52,13 +52,6 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
     line = Line(tmp_path)
     yield line
     line.close(drain_s=0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.005)
 
 
 def keys(*numbers: int) -> list[str]:

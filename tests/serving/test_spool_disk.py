@@ -25,6 +25,7 @@ from onlinerl.serving.metrics import GatewayMetrics
 from onlinerl.serving.segments import segment_numbers, segment_path
 from onlinerl.serving.shipper import Shipper
 from onlinerl.serving.spool import Spool
+from tests.waiting import until
 
 IDS = {"t": "1"}
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
@@ -64,13 +65,6 @@ class Line:
 
     def close(self) -> None:
         self.spool.close(timeout_s=5)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.002)
 
 
 def keys(*numbers: int) -> list[str]:

@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.supervisor import Part, RestartPolicy, Supervisor
+from tests.waiting import until
 
 QUICK = RestartPolicy(max_restarts=2, window_s=60, first_backoff_s=0.01)
 
@@ -36,13 +36,6 @@ def part(code: str, **changes: object) -> Part:
         "stop_timeout_s": 5.0,
     }
     return Part(**(values | changes))  # type: ignore[arg-type]
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture
