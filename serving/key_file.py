@@ -14,10 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from onlinerl.errors import ConfigError, LeaseHeld
 from onlinerl.serving.auth import check_unique
-from onlinerl.serving.config import ApiKeyConfig
-
-API_KEYS = "ONLINERL_API_KEYS"
-"""Environment variable with more keys: a JSON list of `{"name": …, "sha256": …, …}`."""
+from onlinerl.serving.config import API_KEYS, ApiKeyConfig
 
 _KEYS = TypeAdapter(tuple[ApiKeyConfig, ...])
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from onlinerl import logs
 from onlinerl.rollout_store.config import BrokerConfig
+from onlinerl.rollout_store.user_hash import USER_HASH_KEY
 from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.engine_config import ENGINE_SECRET
 
@@ -31,9 +32,6 @@ logger = logging.getLogger(__name__)
 
 _GIVE_WAY_S = 0.001
 """After this a busy thread lets the one that serves run."""
-
-USER_HASH_KEY = "ONLINERL_USER_HASH_KEY"
-"""Environment variable with the key under which user ids are hashed."""
 
 
 def run_gateway(settings: "Settings") -> int:

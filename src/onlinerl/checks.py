@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from onlinerl.config import SECRETS
 from onlinerl.errors import ConfigError
+from onlinerl.serving.config import API_KEYS
 from onlinerl.serving.engine_config import ENGINE_SECRET, MIN_SECRET
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def ports_of(settings: "Settings") -> dict[str, tuple[str, int]]:
     return {name: address for name, address in ports.items() if address[1]}
 
 
-_JUDGED_WITH_ITS_USE = {ENGINE_SECRET, "ONLINERL_API_KEYS"}
+_JUDGED_WITH_ITS_USE = {ENGINE_SECRET, API_KEYS}
 """Secrets whose absence is wrong or right together with `engine.host` and `gateway.api_keys`."""
 
 

@@ -24,19 +24,20 @@ from onlinerl.rollout_store.config import (
     StoreConfig,
 )
 from onlinerl.rollout_store.maintenance_config import MaintenanceConfig, RetentionConfig
-from onlinerl.serving.config import GatewayConfig
+from onlinerl.rollout_store.user_hash import USER_HASH_KEY
+from onlinerl.serving.config import API_KEYS, GatewayConfig
 from onlinerl.serving.engine_config import ENGINE_SECRET, EngineConfig
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
 
 SECRETS = {
-    "ONLINERL_USER_HASH_KEY": (
+    USER_HASH_KEY: (
         "keys the hash under which user ids are logged; without it no user id is logged at all"
     ),
     ENGINE_SECRET: (
         "opens the guard of an engine that other machines can reach; without it such an engine"
         " does not start"
     ),
-    "ONLINERL_API_KEYS": (
+    API_KEYS: (
         "adds API keys, as a JSON list of {name, sha256, tenant, consent}; not needed when the "
         "configuration or the keys file has some"
     ),

@@ -19,14 +19,13 @@ from onlinerl.rollout_store.erasure_state import StateFile
 from onlinerl.rollout_store.maintainer import LEASE
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.store_lease import StoreLease
-from onlinerl.rollout_store.user_hash import UserHasher
+from onlinerl.rollout_store.user_hash import USER_HASH_KEY, UserHasher
 
 if TYPE_CHECKING:
     from onlinerl.config import Settings
 
 logger = logging.getLogger(__name__)
 
-HASH_KEY = "ONLINERL_USER_HASH_KEY"
 LEASE_WAIT_S, LEASE_POLL_S = 900.0, 2.0
 """How long a pass of `onlinerl maintain` is waited for, and how often it is looked for."""
 LEASE_ATTEMPTS = 5
@@ -105,10 +104,10 @@ def hashes_of(
 
 
 def _hasher() -> UserHasher:
-    key = os.environ.get(HASH_KEY)
+    key = os.environ.get(USER_HASH_KEY)
     if not key:
         raise ConfigError(
-            f"{HASH_KEY} is not set: users are known only by their hash under the gateway's key"
+            f"{USER_HASH_KEY} is not set: users are known only by a hash under the gateway's key"
         )
     return UserHasher(key)
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.schema import Consent
 from onlinerl.serving.auth import check_unique
-from onlinerl.serving.config import ApiKeyConfig, KeyLimits
-from onlinerl.serving.key_file import API_KEYS, changing_keys, keys_of_environment, load_keys
+from onlinerl.serving.config import API_KEYS, ApiKeyConfig, KeyLimits
+from onlinerl.serving.key_file import changing_keys, keys_of_environment, load_keys
 
 if TYPE_CHECKING:
     from onlinerl.config import Settings
