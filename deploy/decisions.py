@@ -17,6 +17,7 @@ from onlinerl.deploy.delta import Manifest
 from onlinerl.deploy.journal import Journal
 from onlinerl.deploy.registry import (
     CHAMPION,
+    PROMOTE_REQUEST,
     PROMOTE_RESULT,
     PROMOTED_FROM,
     ROLLBACK_RESULT,
@@ -24,7 +25,7 @@ from onlinerl.deploy.registry import (
     VERDICT,
     Registry,
 )
-from onlinerl.deploy.requests import Answer, Request
+from onlinerl.deploy.requests import Answer, Request, open_request
 from onlinerl.deploy.swap import SwapReport
 from onlinerl.rollout_store.schema import AuditRow, PromotionRow
 
@@ -76,10 +77,17 @@ class Decisions:
         self.answer_promote(version, request, "promoted", reason)
 
     def finish_promotion(self, champion: int) -> None:
-        """Tag a champion whose controller died after the alias moved."""
+        """Make up for what a controller that died after the alias moved left undone.
+
+        An open request would promote the champion again after a rollback.
+        """
         version = self._registry.version(champion)
-        if version is not None and version.verdict != "promoted":
+        if version is None:
+            return
+        if version.verdict != "promoted":
             self._registry.set_tags(champion, {VERDICT: "promoted"})
+        request = open_request(version.tags.get(PROMOTE_REQUEST), version.tags.get(PROMOTE_RESULT))
+        self.answer_promote(champion, request, "promoted", "it serves")
 
     def refused(self, version: int, *, champion: int, reason: str, request: Request | None) -> None:
         """It never serves."""

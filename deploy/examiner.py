@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import logging
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +28,7 @@ from onlinerl.deploy.gates import (
 from onlinerl.deploy.reference import TEXT
 from onlinerl.deploy.swap import Probe
 from onlinerl.errors import ConfigError, PromotionFailed, WeightsError
+from onlinerl.parent_death import on_parent_death
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +56,11 @@ class ChildJob:
         with self._log.open("wb") as log:
             command = [sys.executable, "-m", "onlinerl.deploy.gate_job"]
             self._child = subprocess.Popen(
-                [*command, str(spec_file), str(out_file)], stdout=log, stderr=log
+                [*command, str(spec_file), str(out_file)],
+                stdout=log,
+                stderr=log,
+                # A second controller measures anew; two at once would write one file.
+                preexec_fn=on_parent_death(signal.SIGKILL),
             )
 
     def poll(self) -> bool:
@@ -82,8 +89,11 @@ class Examiner:
 
         examine() -> None (started) -> None (runs) -> results, from then on at once
 
+    A spec holds what users said, so it is on disk only until its job has read it. What is kept are
+    numbers, and probes of the reference text.
+
     Args:
-        folder: Where specs and measurements are kept.
+        folder: Where measurements are kept.
         checkpoints: Local copies of registered versions.
         answers: The held-out answers of now; called when a job is made up.
         config: Bounds of the gates.
@@ -146,6 +156,12 @@ class Examiner:
         if self._job is not None:
             self._job[1].cancel()
             self._job = None
+        self._forget_specs()
+
+    def _forget_specs(self) -> None:
+        """Of jobs that ended before they read theirs, also under a controller that died."""
+        for spec_file in self._folder.glob("*.spec"):
+            spec_file.unlink(missing_ok=True)
 
     def _ran(self, version: int, champion: int | None, out_file: Path) -> bool:
         if self._job is not None and self._job[0] != out_file:
@@ -164,8 +180,9 @@ class Examiner:
 
     def _started(self, version: int, champion: int | None, out_file: Path) -> GateJob:
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._forget_specs()
         spec_file = out_file.with_suffix(".spec")
-        spec_file.write_text(self._spec(version, champion).model_dump_json(), encoding="utf-8")
+        _write_private(spec_file, self._spec(version, champion).model_dump_json())
         logger.info("gates measure", extra={"version": version, "champion": champion})
         return self._start(spec_file, out_file)
 
@@ -224,6 +241,13 @@ class Examiner:
 
     def _reference_key(self) -> str:
         return hashlib.sha256(self._reference().model_dump_json().encode()).hexdigest()[:16]
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Readable by nobody else from its first byte on."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(text)
 
 
 def _write(file: Path, data: bytes) -> None:

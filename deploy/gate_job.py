@@ -11,9 +11,13 @@ from onlinerl.deploy.gate_spec import GateSpec
 
 
 def main(arguments: list[str]) -> int:
-    """Read the spec, measure, write the answer under a temporary name and rename it."""
+    """Read and remove the spec, measure, write the answer under a temporary name and rename it.
+
+    The spec goes at once: it holds what users said, and what is kept of that is in the tables only.
+    """
     spec_file, out_file = Path(arguments[0]), Path(arguments[1])
     spec = GateSpec.model_validate_json(spec_file.read_bytes())
+    spec_file.unlink()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # checkpoints are folders
     os.nice(10)  # serving comes first
     import torch

@@ -32,7 +32,7 @@ def measure(spec: GateSpec) -> Measurements:
     num_nonfinite = count_nonfinite(candidate)
     text = reference_tokens(tokenizer, spec.reference)
     perplexity_ = perplexity(candidate, text, window=spec.reference.window)
-    probe_ids = probe_sequences(text, spec.answers, count=spec.num_probes, length=spec.probe_tokens)
+    probe_ids = probe_sequences(text, count=spec.num_probes, length=spec.probe_tokens)
     probes = [Probe(token_ids=ids, logprobs=score(candidate, ids).tolist()) for ids in probe_ids]
     ours = [score_answer(candidate, answer) for answer in spec.answers]
     del candidate
@@ -121,12 +121,8 @@ def perplexity(model: "PreTrainedModel", token_ids: Sequence[int], *, window: in
     return math.exp(min(-float(logprobs.double().mean()), 700.0))
 
 
-def probe_sequences(
-    reference: Sequence[int], answers: Sequence[HeldOutAnswer], *, count: int, length: int
-) -> list[list[int]]:
-    """Real answers first, then pieces of the reference."""
-    served = [answer.prompt_token_ids + answer.completion_token_ids for answer in answers[:count]]
+def probe_sequences(reference: Sequence[int], *, count: int, length: int) -> list[list[int]]:
+    """Pieces of the reference: probes are kept with the version, so they quote no user."""
     starts = range(0, max(1, len(reference) - length), length)
     pieces = [list(reference[start : start + length]) for start in starts]
-    sequences = [ids[-length:] for ids in served] + pieces
-    return [ids for ids in sequences if len(ids) > 1][:count]
+    return [ids for ids in pieces if len(ids) > 1][:count]

@@ -66,6 +66,8 @@ class Manifest(_Model):
     format_version: Literal[1] = 1
     policy: str
     version: int = Field(ge=1)
+    origin: str = ""
+    """Name of the checkpoint that it was made of. Numbers begin anew in another registry."""
     parent_version: int | None = None
     """The version that a delta starts from."""
     kind: Literal["anchor", "delta"]

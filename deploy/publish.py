@@ -34,13 +34,17 @@ from onlinerl.errors import WeightsError
 logger = logging.getLogger(__name__)
 
 
-def write_anchor(root: Path, *, policy: str, version: int, weights: Weights) -> Manifest:
+def write_anchor(
+    root: Path, *, policy: str, version: int, weights: Weights, origin: str = ""
+) -> Manifest:
     """Publish a full set of weights.
 
     Raises:
         WeightsError: when the version is published already with other weights.
     """
-    return _publish(root, policy=policy, version=version, weights=weights, parent=None)
+    return _publish(
+        root, policy=policy, version=version, weights=weights, origin=origin, parent=None
+    )
 
 
 def write_delta(
@@ -51,6 +55,7 @@ def write_delta(
     weights: Weights,
     parent_version: int,
     parent: Weights,
+    origin: str = "",
 ) -> Manifest:
     """Publish what changed since `parent_version`, with the way back.
 
@@ -62,7 +67,12 @@ def write_delta(
     if version == parent_version:
         raise WeightsError(f"version {version} cannot be a delta on itself")
     return _publish(
-        root, policy=policy, version=version, weights=weights, parent=(parent_version, parent)
+        root,
+        policy=policy,
+        version=version,
+        weights=weights,
+        origin=origin,
+        parent=(parent_version, parent),
     )
 
 
@@ -91,6 +101,7 @@ def _publish(
     policy: str,
     version: int,
     weights: Weights,
+    origin: str,
     parent: tuple[int, Weights] | None,
 ) -> Manifest:
     if is_published(root, version):
@@ -101,7 +112,12 @@ def _publish(
     temporary.mkdir(parents=True)
     try:
         manifest = _write_payloads(
-            temporary, policy=policy, version=version, weights=weights, parent=parent
+            temporary,
+            policy=policy,
+            version=version,
+            weights=weights,
+            origin=origin,
+            parent=parent,
         )
         raw = manifest.model_dump_json(indent=1).encode()
         _write_flushed(temporary / MANIFEST, raw)
@@ -160,6 +176,7 @@ def _write_payloads(
     policy: str,
     version: int,
     weights: Weights,
+    origin: str,
     parent: tuple[int, Weights] | None,
 ) -> Manifest:
     kind: Literal["anchor", "delta"] = "anchor" if parent is None else "delta"
@@ -178,6 +195,7 @@ def _write_payloads(
     return Manifest(
         policy=policy,
         version=version,
+        origin=origin,
         parent_version=None if parent is None else parent[0],
         kind=kind,
         tensors=tensors,

@@ -11,9 +11,11 @@ from onlinerl.deploy.delta import (
     read_checkpoint,
     read_manifest,
     same_layout,
+    version_folder,
     write_anchor,
     write_delta,
 )
+from onlinerl.errors import WeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,12 @@ class Publisher:
         """The manifest of the version, written now or earlier.
 
         Raises:
-            WeightsError: when the checkpoint is damaged or incomplete.
+            WeightsError: when the checkpoint is damaged or incomplete, or the number was published
+                from another registry.
         """
         if is_published(self.root, version):
-            return read_manifest(self.root, version)
+            return self.manifest(version)
+        origin = self._checkpoints.name(version)
         weights = read_checkpoint(self._checkpoints.get(version))
         if champion is not None and champion != version and self._chain_has_room(champion):
             parent = read_checkpoint(self._checkpoints.get(champion))
@@ -55,12 +59,25 @@ class Publisher:
                     weights=weights,
                     parent_version=champion,
                     parent=parent,
+                    origin=origin,
                 )
-        return write_anchor(self.root, policy=self._policy, version=version, weights=weights)
+        return write_anchor(
+            self.root, policy=self._policy, version=version, weights=weights, origin=origin
+        )
 
     def manifest(self, version: int) -> Manifest:
-        """Of a published version."""
-        return read_manifest(self.root, version)
+        """Of a published version.
+
+        Raises:
+            WeightsError: when it is not published, or was from another registry.
+        """
+        manifest = read_manifest(self.root, version)
+        if manifest.origin != self._checkpoints.name(version):
+            raise WeightsError(
+                f"version {version} in {version_folder(self.root, version)} comes from another"
+                f" registry: move {self.root} away, or go back to the registry that belongs to it"
+            )
+        return manifest
 
     def _chain_has_room(self, champion: int) -> bool:
         if not is_published(self.root, champion):

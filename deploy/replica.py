@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from onlinerl.errors import ServiceUnavailable, WeightsError
 
@@ -153,7 +153,11 @@ class HttpReplica:
 
     def status(self) -> Sequence[WorkerStatus]:
         """Of every worker."""
-        return _STATUSES.validate_python(self._workers("weights_status"))
+        answer = self._workers("weights_status")
+        try:
+            return _STATUSES.validate_python(answer)
+        except ValidationError as error:
+            raise WeightsError(f"{self._url} told no status of its weights: {error}") from error
 
     def apply(self, version: int, stamp: str) -> None:
         """Three calls of vLLM's weight update; the last one moves the id."""
@@ -211,7 +215,12 @@ class HttpReplica:
             raise WeightsError(f"{self._url}{path} answered {error.code}: {detail}") from error
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnavailable(f"{self._url}{path} did not answer: {error}") from error
-        return json.loads(raw) if raw else None
+        try:
+            return json.loads(raw) if raw else None
+        except ValueError as error:
+            raise ServiceUnavailable(
+                f"{self._url}{path} is no engine: it answered {raw[:100]!r}"
+            ) from error
 
 
 def _member(answer: object, key: str) -> object:
@@ -233,6 +242,7 @@ class MemoryReplica:
         self._stamp = "default"
         self._status = WorkerStatus(state="idle")
         self._paused = False
+        self._updating = False
         self.faults: dict[str, BaseException] = {}
         """Raised by the call of that name, until a test takes it out."""
         self.digests: dict[int | None, str] = {}
@@ -292,9 +302,13 @@ class MemoryReplica:
         return [self._status]
 
     def apply(self, version: int, stamp: str) -> None:
-        """Two steps, so that a test can fail between them."""
+        """Three steps as in vLLM, so that a test can fail between them."""
         assert self._paused
         self._enter("apply")
+        if self._updating:
+            raise WeightsError("an update is open already")
+        self._updating = True
+        self._enter("update")
         if self._status.state != "staged" or self._status.target != version:
             raise WeightsError(f"version {version} is not staged")
         before = self._status.version
@@ -303,6 +317,7 @@ class MemoryReplica:
         )
         self._before = before
         self._enter("finish")
+        self._updating = False
         self._status = self._status.model_copy(update={"settled": True})
         self._stamp = stamp
 
@@ -310,6 +325,7 @@ class MemoryReplica:
         """Back to the version before an unfinished `apply`."""
         assert self._paused
         self._enter("revert")
+        self._updating = False
         if not self._status.settled:
             self._status = self._status.model_copy(
                 update={"version": self._before, "settled": True}
@@ -329,3 +345,4 @@ class MemoryReplica:
     def restart(self) -> None:
         """As a process that was killed and started again: version and stamp are gone."""
         self._stamp, self._status, self._paused = "default", WorkerStatus(state="idle"), False
+        self._updating = False

@@ -3,17 +3,15 @@
 vLLM starts workers of its own, so all of them live in one process group that ends as one.
 """
 
-import ctypes
 import logging
 import os
 import signal
 import subprocess
 import types
 
-logger = logging.getLogger(__name__)
+from onlinerl.parent_death import on_parent_death
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
+logger = logging.getLogger(__name__)
 
 
 class EngineProcess:
@@ -45,7 +43,7 @@ class EngineProcess:
                 self._command,
                 env=self._environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=on_parent_death(signal.SIGTERM),
             )
             if self._stopping:  # a signal came before there was a child to pass it to
                 self._signal_group(signal.SIGTERM)
@@ -81,8 +79,3 @@ class EngineProcess:
             os.killpg(self._child.pid, number)
         except ProcessLookupError:
             return
-
-
-def _die_with_parent() -> None:
-    """In the child: SIGTERM when the parent dies, even of SIGKILL (Linux prctl(2))."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

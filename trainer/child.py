@@ -1,6 +1,5 @@
 """A training process, started, watched and ended from outside it."""
 
-import ctypes
 import logging
 import os
 import signal
@@ -11,15 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from onlinerl.parent_death import on_parent_death
+
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 
 LATE = 124
 """Exit code of a command that was ended because it took too long, as of timeout(1)."""
-
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 def job_command(settings_file: Path) -> list[str]:
@@ -50,7 +48,9 @@ def run_child(
         The exit code; negative when a signal ended it, `LATE` when it was too late. Nothing of the
         group is left.
     """
-    process = subprocess.Popen(command, start_new_session=True, preexec_fn=_die_with_parent)
+    process = subprocess.Popen(
+        command, start_new_session=True, preexec_fn=on_parent_death(signal.SIGKILL)
+    )
     late = False
     deadline = time.monotonic() + timeout_s
     try:
@@ -62,11 +62,6 @@ def run_child(
     finally:
         _end(process, grace_s=grace_s)
     return LATE if late else process.returncode
-
-
-def _die_with_parent() -> None:
-    """In the child: SIGKILL when its parent dies, even of SIGKILL (Linux prctl(2))."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:

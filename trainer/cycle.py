@@ -46,6 +46,8 @@ def run_cycle(parts: Parts, *, lease: Lease) -> Cycle:
             train_cycle(parts, cycle)
             parts.ledger.mark_trained(cycle, lease=lease)
             parts.fault("trained")
+            if (reason := _outdated(parts, cycle)) is not None:
+                raise TrainingError(reason)
     except TrainingError as error:
         parts.ledger.mark_failed(cycle, reason=str(error), lease=lease)
         parts.source.release(cycle.cycle_id)
@@ -89,6 +91,11 @@ def _pointless(parts: Parts, cycle: Cycle) -> str | None:
         return None
     if cycle.status == "planned" and cycle.attempts >= parts.config.max_attempts:
         return f"given up after {cycle.attempts} attempts"
+    return _outdated(parts, cycle)
+
+
+def _outdated(parts: Parts, cycle: Cycle) -> str | None:
+    """Whether another version became champion since the plan: by promotion or rollback."""
     champion = parts.registry.champion()
     if champion != cycle.plan.parent_version:
         # Its rows were chosen to be recent for another parent, so the bound on age is void.

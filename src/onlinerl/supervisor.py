@@ -3,7 +3,6 @@
 Knows nothing of what the children are; `stack.py` says that.
 """
 
-import ctypes
 import logging
 import os
 import signal
@@ -14,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from onlinerl.errors import ServiceUnavailable
+from onlinerl.parent_death import on_parent_death
 
 logger = logging.getLogger(__name__)
-
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class SupervisedPart:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.part.environment},
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=on_parent_death(signal.SIGTERM),
             )
         self._start_again_at = None
 
@@ -216,11 +214,6 @@ class Supervisor:
         for supervised in reversed(self.parts):
             supervised.stop()
         self.parts.clear()
-
-
-def _die_with_parent() -> None:
-    """In the child: SIGTERM when the supervisor dies, even of SIGKILL (Linux prctl(2))."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _end_group(process: "subprocess.Popen[bytes] | None", number: signal.Signals) -> None:

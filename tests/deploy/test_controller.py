@@ -489,6 +489,27 @@ def test_a_candidate_of_a_version_that_was_rolled_back_is_refused(serving: World
     assert reasons[-1] == "its parent was rolled back: version 2"
 
 
+def test_a_rollback_holds_when_the_promotion_before_it_was_never_answered(
+    serving: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving.add()
+    ask_promote(serving, 2)
+    serving.tick(1)
+    monkeypatch.setattr(serving.journal, "audit", killing(serving.journal.audit, after=False))
+    with pytest.raises(Killed):
+        tick_on(serving.controller)
+    monkeypatch.undo()
+    assert serving.registry.aliases["champion"] == 2
+    ask_rollback(serving, 1)
+    serving.restart()
+    serving.tick()
+
+    assert serving.registry.aliases["champion"] == 1
+    assert serving.engine.stamp() == "assistant/1"
+    assert json.loads(serving.registry.tags[2]["promote.result"])["verdict"] == "promoted"
+    assert serving.actions() == [("bootstrap", 1), ("promote", 2), ("rollback", 1)]
+
+
 def test_a_version_that_serves_again_is_rolled_back_no_more(serving: World) -> None:
     serving.add()
     serving.tick()
@@ -518,6 +539,69 @@ def test_another_registry_reuses_neither_checkpoints_nor_measurements(serving: W
     assert equal(dict(read_checkpoint(serving.specs[-1].candidate)), other)
 
 
+def test_weights_that_another_registry_published_never_serve_under_its_number(
+    serving: World,
+) -> None:
+    serving.add()
+    serving.tick()
+    other = nudged(weights(), seed=77)
+    serving.registry.folders[2] = write_checkpoint(serving.folder / "elsewhere" / "2", other)
+    serving.registry.tags[2] = {}
+    serving.registry.set_alias("champion", 1)
+    serving.tick(12)
+
+    assert serving.registry.aliases["champion"] == 1
+    assert serving.engine.stamp() == "assistant/1"
+    assert serving.registry.tags[2]["verdict"] == "failed"
+    reasons = [row.reason for row in serving.journal.promotions.values()]
+    assert "comes from another registry: move" in reasons[-1]
+
+
+class NeverEnds:
+    def poll(self) -> bool:
+        return False
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_what_users_said_is_on_disk_only_until_the_gate_job_has_read_it(tmp_path: Path) -> None:
+    registry = MemoryRegistry()
+    for number in (1, 2):
+        folder = write_checkpoint(tmp_path / f"{number}", nudged(weights(), seed=number))
+        registry.add(folder, candidate=False)
+    answer = HeldOutAnswer(
+        prompt_token_ids=[1], completion_token_ids=[2], logprobs=[-1.0], temperature=1.0, reward=1.0
+    )
+    started: list[Path] = []
+
+    def start(spec_file: Path, _: Path) -> GateJob:
+        assert spec_file.stat().st_mode & 0o077 == 0
+        assert GateSpec.model_validate_json(spec_file.read_bytes()).answers == [answer]
+        started.append(spec_file)
+        return NeverEnds()
+
+    def examiner() -> Examiner:
+        return Examiner(
+            tmp_path / "gates",
+            checkpoints=Checkpoints(tmp_path / "checkpoints", registry),
+            answers=lambda: [answer],
+            config=DeployConfig(),
+            start=start,
+        )
+
+    cancelled = examiner()
+    cancelled.examine(2, champion=1)
+    cancelled.cancel()
+    after_cancel = started[0].exists()
+    examiner().examine(2, champion=1)  # this controller is killed before its job has read
+    left_behind = started[1].exists()
+    examiner().examine(1, champion=2)
+
+    assert (after_cancel, left_behind, started[1].exists()) == (False, True, False)
+    assert [file.name for file in (tmp_path / "gates").glob("*.spec")] == [started[2].name]
+
+
 def test_local_checkpoints_stay_few(serving: World) -> None:
     for _ in range(5):
         serving.add()
@@ -527,8 +611,9 @@ def test_local_checkpoints_stay_few(serving: World) -> None:
     assert kept == ["v000005", "v000006"]
 
 
+INSIDE_APPLY = ("update", "finish")
 STEPS = (
-    "stage", "pause", "apply", "finish", "resume", "checksum", "logprobs", "promotion",
+    "stage", "pause", "apply", "update", "finish", "resume", "checksum", "logprobs", "promotion",
     "log_metrics", "arms", "set_alias", "set_tags",
 )  # fmt: skip
 
@@ -547,11 +632,11 @@ def test_a_controller_killed_at_any_step_comes_to_the_same_end(
             for each in (serving.engine, serving.registry, serving.journal)
             if hasattr(each, step)
         )
-        if step != "finish"
+        if step not in INSIDE_APPLY
         else None
     )
     if owner is None:
-        serving.engine.faults["finish"] = Killed()
+        serving.engine.faults[step] = Killed()
     else:
         monkeypatch.setattr(owner, step, killing(getattr(owner, step), after=after))
     with pytest.raises(Killed):

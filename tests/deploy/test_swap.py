@@ -49,7 +49,7 @@ def test_a_swap_stages_pauses_applies_resumes_and_proves() -> None:
     report = fleet(engine).swap(expect(1), fallback=None)
 
     assert changes(engine) == [
-        "stage", "pause", "apply", "finish", "resume", "checksum", "logprobs",
+        "stage", "pause", "apply", "update", "finish", "resume", "checksum", "logprobs",
     ]  # fmt: skip
     assert engine.stamp() == "assistant/1"
     assert not engine.is_paused()
@@ -105,6 +105,28 @@ def test_wrong_logprobs_take_the_version_back() -> None:
 
     assert engine.stamp() == "assistant/1"
     assert engine.status()[0].version == 1
+
+
+def test_one_wrong_replica_is_not_hidden_by_many_right_ones() -> None:
+    engines = [replica(f"memory:{number}") for number in range(8)]
+    ready = on_version_1(*engines)
+    # Above the bound of 0.01 nats by itself, below it on average over all eight.
+    engines[5].scores[2] = [-2.07, -2.07]
+
+    with pytest.raises(PromotionFailed, match=r"memory:5 differ by 0\.07"):
+        ready.swap(expect(2), fallback=1)
+    assert {each.stamp() for each in engines} == {"assistant/1"}
+
+
+def test_the_report_names_the_worst_replica() -> None:
+    engines = [replica(f"memory:{number}") for number in range(2)]
+    ready = on_version_1(*engines)
+    engines[1].scores[2] = [-2.002, -2.006]
+
+    report = ready.swap(expect(2), fallback=1)
+
+    assert report.mean_abs_diff == pytest.approx(0.004)
+    assert report.max_abs_diff == pytest.approx(0.006)
 
 
 def test_logprobs_that_are_not_numbers_take_the_version_back() -> None:

@@ -191,6 +191,21 @@ def test_an_update_that_nobody_finished_is_taken_back(
     assert difference(replica, versions, 2) < MAX_MEAN_DIFF
 
 
+def test_an_update_that_was_begun_and_brought_nothing_holds_up_no_later_one(
+    fleet: Fleet, replica: HttpReplica, running: Engine, versions: Versions
+) -> None:
+    stage(replica, versions, 2)
+    replica.pause()
+    post(running, "/start_weight_update")
+    # Here the controller dies.
+
+    assert fleet.not_on(1) == []
+    assert not replica.is_paused()
+    fleet.swap(versions.expectation(2), fallback=1)
+    assert replica.stamp() == "assistant/2"
+    assert difference(replica, versions, 2) < MAX_MEAN_DIFF
+
+
 def test_requests_live_through_a_swap_and_say_which_version_made_which_token(
     fleet: Fleet, running: Engine, versions: Versions
 ) -> None:

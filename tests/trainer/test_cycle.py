@@ -334,6 +334,20 @@ def test_a_plan_for_another_champion_is_given_up_and_made_anew(world: World) -> 
     assert cycle.plan.parent_version == 2
 
 
+def test_a_cycle_whose_parent_left_while_it_trained_registers_nothing(world: World) -> None:
+    def promoted(here: str) -> None:
+        if here == "first_step":
+            world.registry.versions[2] = world.registry.versions[1]
+            world.registry.aliases["champion"] = 2
+
+    with pytest.raises(TrainingError, match="the champion is 2 now, planned for 1"):
+        world.run(fault=promoted)
+
+    assert "candidate" not in world.registry.aliases
+    assert world.ledger.cycle(1).status == "failed"
+    assert world.ledger.trained_rows() == []
+
+
 def test_the_window_asks_for_versions_that_served_recently(world: World) -> None:
     world.registry.versions[6] = world.registry.versions[1]
     world.registry.aliases["champion"] = 6
