@@ -157,12 +157,14 @@ class Choice:
         if chunk.version_spans is not None:
             num_tokens = len(sampled.token_ids)
             sampled.version_spans = clip_spans(chunk.version_spans, num_tokens=num_tokens)
+        is_whole = self._finish_reason(reason) in WHOLE
+        last: Sequence[Piece] = []
+        if is_whole and not self._second_call:
+            last = self._visible(self._parser.end())
+        # Only now are all calls known; where reading them failed the answer has not ended.
         sampled.finish_reason = self._finish_reason(reason)
-        if sampled.finish_reason not in WHOLE:
+        if not is_whole:
             return []
-        last = [] if self._second_call else self._visible(self._parser.end())
-        # Only now are all calls known.
-        sampled.finish_reason = self._finish_reason(reason)
         finish = Finish(choice_index=sampled.choice_index, reason=sampled.finish_reason)
         return self._with_logprobs([*last, finish])
 

@@ -1,6 +1,7 @@
 """Reads answers of a family: text as it comes, calls by the family's own parser at the end."""
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from onlinerl.serving.token_codec import TokenCodec
 
 if TYPE_CHECKING:
     from renderers.base import ParsedResponse, ParsedToolCall
+
+logger = logging.getLogger(__name__)
 
 Parse = Callable[[list[int]], "ParsedResponse"]
 """Sampled ids to what the family's parser makes of them."""
@@ -36,7 +39,13 @@ def family_parser(
         # Past a stop string the ids say more than the text that counts.
         if parser.cut_at is not None:
             return [Said(held)]
-        return _parts(parse(source.token_ids).tool_calls, held=held, source=source)
+        try:
+            attempts = parse(source.token_ids).tool_calls
+        except Exception as error:  # noqa: BLE001 the parser is not ours, and may meet anything
+            # Its type alone: the message of an error may quote the answer.
+            logger.warning("calls could not be parsed", extra={"error": type(error).__name__})
+            return [Said(held)]
+        return _parts(attempts, held=held, source=source)
 
     splitter: Splitter
     if isinstance(markup, ChannelMarkup):

@@ -1,8 +1,10 @@
 """What `/v1/feedback` takes: a signal about an answer or a session, or a list of them."""
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
     BaseModel,
     ConfigDict,
@@ -19,9 +21,21 @@ from onlinerl.serving.parameters import refusal, wrong
 MAX_BATCH = 100
 """Feedbacks in one list."""
 
+_MAX_INDEX = 2**63 - 1
+"""The most that a column holds."""
+
+
+def _in_utc(given_at: datetime) -> datetime:
+    try:
+        return given_at.astimezone(UTC)
+    except OverflowError as error:
+        raise ValueError("this time does not exist in UTC") from error
+
+
 _Id = Annotated[str, StringConstraints(pattern=r"^[\w.:-]{1,64}$")]
 _Target = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 _Tag = Annotated[str, StringConstraints(max_length=512)]
+_Time = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 def _given(name: str, *, but_not: str | None = None, nor: str | None = None) -> JsonValue:
@@ -56,7 +70,7 @@ class FeedbackBody(BaseModel):
     """The answer it is about: `x-onlinerl-interaction-id`."""
     session_id: _Target | None = None
     """The session it is about: `x-onlinerl-session-id`."""
-    choice_index: int | None = Field(default=None, ge=0)
+    choice_index: int | None = Field(default=None, ge=0, le=_MAX_INDEX)
     """One choice of several; every one when absent."""
     metric: str = Field(min_length=1, max_length=128)
     """What is judged."""
@@ -72,7 +86,7 @@ class FeedbackBody(BaseModel):
     """The id of an earlier feedback that no longer counts."""
     user: str | None = Field(default=None, max_length=512)
     """Who gives it, as the caller calls them; only a keyed hash is logged."""
-    given_at: AwareDatetime | None = None
+    given_at: _Time | None = None
     """When it was given; now when absent."""
     tags: dict[str, _Tag] = Field(default={}, max_length=64)
     """Free labels."""

@@ -127,8 +127,12 @@ def forget_user(
         time.sleep(_POLL_S)
 
 
-def asked_to_forget(folder: Path) -> Iterator[tuple[Person, str]]:
-    """Users that the gateway of this folder is asked to forget, each with the asker's token."""
+def asked_to_forget(folder: Path, *, told: set[str]) -> Iterator[tuple[Person, str]]:
+    """Users that the gateway of this folder is asked to forget, each with the asker's token.
+
+    A request that cannot be read is passed over: it may be readable next time. `told` holds those
+    that were warned of.
+    """
     for path in sorted((folder / "forget").glob("*.ask")):
         if _USER_HASH.fullmatch(path.stem):
             try:
@@ -136,8 +140,11 @@ def asked_to_forget(folder: Path) -> Iterator[tuple[Person, str]]:
                 names = frozenset(asked["names"])
                 person = Person(user_hash=path.stem, tenant=asked["tenant"], names=names)
                 token = str(asked["token"])
-            except (ValueError, KeyError, TypeError):
-                logger.warning("%s is no request to forget a user", path.name)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                if path.name not in told:
+                    told.add(path.name)
+                    reason = type(error).__name__
+                    logger.warning("%s, to forget a user, cannot be read: %s", path.name, reason)
                 continue
             yield person, token
 

@@ -53,7 +53,7 @@ def points_of_look(error: EngineFailed) -> int:
 
 
 def points_of_request(error: EngineFailed) -> int:
-    """A refusal is about the request; a broken answer is about the replica."""
-    if isinstance(error, EngineUnreachable):
+    """A refusal is about the request, a broken answer about the replica."""
+    if isinstance(error, EngineUnreachable) and not error.is_late:
         return AT_ONCE
     return 2 if error.status in _BROKEN else 0

@@ -81,17 +81,24 @@ def read_call(text: str) -> WrittenCall | None:
     return WrittenCall(name=name, arguments=arguments)
 
 
-def ends_inside_text(text: str) -> bool:
-    """Whether `text`, the beginning of a JSON value, ends within one of its strings."""
-    inside = escaped = False
-    for character in text:
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = inside
-        elif character == '"':
-            inside = not inside
-    return inside
+class JsonStart:
+    """The beginning of a JSON value, piece by piece: whether it ends within one of its strings."""
+
+    def __init__(self) -> None:
+        self.inside_text = False
+        self._escaped = False
+
+    def push(self, piece: str) -> None:
+        """What follows."""
+        inside, escaped = self.inside_text, self._escaped
+        for character in piece:
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = inside
+            elif character == '"':
+                inside = not inside
+        self.inside_text, self._escaped = inside, escaped
 
 
 def _members(text: str) -> dict[str, str]:

@@ -71,6 +71,10 @@ class HttpEngine:
                         yield chunk
         except aiohttp.ClientConnectorError as error:
             raise EngineUnreachable(f"the engine is not reachable: {error}") from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise EngineUnreachable(
+                "the engine took no connection in time", is_late=True
+            ) from error
         except TimeoutError as error:
             raise EngineFailed("the engine did not answer in time", 504) from error
         except aiohttp.ClientError as error:

@@ -35,7 +35,8 @@ class KeysWatcher:
         self._others = others
         self._poll_s = poll_s
         self._metrics = metrics
-        self._seen = _signature(path)
+        # Equal to no file: it may have changed between loading and the first look.
+        self._seen: tuple[int, ...] | None = ()
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -59,12 +60,14 @@ class KeysWatcher:
             logger.error("the keys file is not used, keys stay as they were: %s", error)
             return
         self._metrics.keys_fault.set(0)
-        logger.info("API keys changed", extra={"num_keys": len(self._keyring)})
+        logger.info("API keys were read", extra={"num_keys": len(self._keyring)})
 
 
-def _signature(path: Path) -> tuple[int, int, int] | None:
+def _signature(path: Path) -> tuple[int, ...] | None:
+    """What differs when the file does, or who may read and write it; None when it is not there."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return status.st_ino, status.st_mode, status.st_size, *times

@@ -91,8 +91,12 @@ class Shadows:
             async with asyncio.timeout(self._config.shadow_timeout_s):
                 await after.began.wait()
                 outcome = await self._answer_now(exchange, requests)
-        except (EngineFailed, TimeoutError) as error:
-            logger.info("a shadow did not answer", extra={"error": repr(error)})
+        except EngineFailed as error:
+            # What an engine says about a request may quote it.
+            told = {"error": type(error).__name__, "status": error.status}
+            logger.info("a shadow did not answer", extra=told)
+        except TimeoutError:
+            logger.info("a shadow did not answer in time")
         except asyncio.CancelledError:
             outcome = "dropped_stopping"
             raise

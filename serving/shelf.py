@@ -160,10 +160,16 @@ class Shelf:
         self.read_position = cursor.position
 
     def _valid(self, cursor: Cursor) -> Cursor:
-        """A cursor whose segment still exists."""
+        """The cursor, or the next place that exists.
+
+        A segment may be shorter than it was shipped: its tail dies with the machine, where the
+        cursor was on disk before it.
+        """
         position = cursor.position
-        if position.segment in self._sizes:
-            return cursor
+        size = self._sizes.get(position.segment)
+        if size is not None:
+            offset = min(position.offset, size)
+            return replace(cursor, position=replace(position, offset=offset))
         later = [number for number in self._sizes if number > position.segment]
         return replace(cursor, position=Position(min(later, default=self.next_number), 0))
 

@@ -55,6 +55,8 @@ class Shipper:
         backoff_s = _MIN_BACKOFF_S
         while not self._stopping.is_set():
             try:
+                self._spool.reread()
+                self._spool.forget_asked()
                 with contextlib.closing(self._connect()) as log:
                     self._ship(log)
                     backoff_s = _MIN_BACKOFF_S
@@ -63,8 +65,6 @@ class Shipper:
             except Exception as error:
                 logger.exception("shipping failed")
                 self._note_fault(repr(error))
-            self._spool.reread()
-            self._spool.forget_asked()
             self._stopping.wait(backoff_s)
             backoff_s = _MIN_BACKOFF_S if self.fault is None else min(2 * backoff_s, _MAX_BACKOFF_S)
 

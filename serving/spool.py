@@ -64,6 +64,8 @@ class Spool:
         sizes = {n: segment_path(folder, n).stat().st_size for n in segment_numbers(folder)}
         self._shelf = Shelf(sizes, load_cursor(folder))
         self._stored: Mapping[TopicIdPartition, int] = {}
+        self._told_requests: set[str] = set()
+        """Requests to forget a user that cannot be read, and were told of."""
         # Behind zero by what lay on disk at the start: shipped records of this process count up.
         self._num_shipped = -self._count_waiting()
         self._writer = SpoolWriter(
@@ -188,14 +190,13 @@ class Spool:
 
     def forget_asked(self) -> None:
         """Take out the users that `forget_user` asks for; what fails is tried again next time."""
-        for person, token in asked_to_forget(self._folder):
-            try:
+        try:
+            for person, token in asked_to_forget(self._folder, told=self._told_requests):
                 num_records = self.forget(person)
                 note_forgotten(self._folder, person.user_hash, token=token, num_records=num_records)
-            except OSError:
-                logger.exception("a user could not be taken out of the spool yet")
-                return
-            logger.info("a user was taken out of the spool", extra={"num_events": num_records})
+                logger.info("a user was taken out of the spool", extra={"num_events": num_records})
+        except OSError:
+            logger.exception("a user could not be taken out of the spool yet")
 
     def forget(self, person: Person) -> int:
         """Take every event of a user out of what waits and what is kept; how many.
@@ -281,21 +282,31 @@ class Spool:
         # Looking at files holds up nobody.
         ages_s = {number: _age_s(segment_path(self._folder, number)) for number in shipped}
         numbers = victims(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s)
-        self._delete(numbers, reason=reason)
-        return sum(shipped[number] for number in numbers)
+        return sum(shipped[number] for number in self._delete(numbers, reason=reason))
 
-    def _delete(self, numbers: Collection[int], *, reason: str) -> None:
-        with self._changed:
-            for number in numbers:
-                self._shelf.take(number)
+    def _delete(self, numbers: Collection[int], *, reason: str) -> list[int]:
+        """Which of them are gone; one that the disk does not let go is kept like any other."""
+        deleted: list[int] = []
         for number in numbers:
-            segment_path(self._folder, number).unlink(missing_ok=True)
+            try:
+                segment_path(self._folder, number).unlink(missing_ok=True)
+            except OSError:
+                # Full, where deleting takes space too, or read-only.
+                self._metrics.write_failures.inc()
+                logger.exception("a shipped segment cannot be deleted")
+                continue
+            with self._changed:
+                self._shelf.take(number)
             self._metrics.dropped_segments.labels(reason).inc()
+            deleted.append(number)
+        return deleted
 
 
 def _age_s(path: Path) -> float:
-    """Since the last write; endless for a file that somebody deleted."""
+    """Since the last write; endless for a file that somebody deleted, 0 where nobody can tell."""
     try:
         return time.time() - path.stat().st_mtime
     except FileNotFoundError:
         return math.inf
+    except OSError:
+        return 0.0

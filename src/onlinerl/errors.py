@@ -79,10 +79,14 @@ class EngineFailed(OnlineRLError, RuntimeError):
 
 
 class EngineUnreachable(EngineFailed):
-    """Raised when no connection to an engine can be opened: nothing was sampled, ask another."""
+    """Raised when no connection to an engine can be opened: nothing was sampled, ask another.
 
-    def __init__(self, message: str, status: int = 503) -> None:
+    `is_late`: it was not refused, only not taken in time, which may say that a machine is busy.
+    """
+
+    def __init__(self, message: str, status: int = 503, *, is_late: bool = False) -> None:
         super().__init__(message, status)
+        self.is_late = is_late
 
 
 class InvalidEvent(OnlineRLError, ValueError):

@@ -13,7 +13,7 @@ import pytest
 from tests.brokers import free_port, kafka, needs_kafka
 from tests.integration.ingest_pipeline import WAIT_S, Pipeline, wait_until
 
-NUM_RECORDS = int(os.environ.get("ONLINERL_TEST_RECORDS", "20000"))
+NUM_RECORDS = int(os.environ.get("ONLINERL_TEST_RECORDS", "10000"))
 """Records of the long log; CONTRIBUTING.md says when to give it more."""
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600), needs_kafka]

@@ -223,3 +223,16 @@ def test_the_outcome_holds_what_a_reader_of_the_stream_was_sent() -> None:
     sent = [*choice.take(chunk("a")), *choice.take(chunk("b", finish_reason="stop"))]
 
     assert list(choice.outcome.pieces) == sent
+
+
+def test_an_answer_whose_end_cannot_be_read_has_not_ended() -> None:
+    class Broken(Calls):
+        def end(self) -> Sequence[Piece]:
+            raise ZeroDivisionError
+
+    request = Generate(request_id="r", token_ids=[1], sampling={})
+    choice = Choice(request, index=0, parser=Broken())
+    with pytest.raises(ZeroDivisionError):
+        choice.take(chunk("a", finish_reason="stop"))
+
+    assert not choice.ended

@@ -7,10 +7,12 @@ import pytest
 from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
 from onlinerl.serving.family_markup import TagMarkup
-from onlinerl.serving.family_parser import family_parser
+from onlinerl.serving.family_parser import Parse, family_parser
 from onlinerl.serving.output_parser import AnswerParser
+from onlinerl.serving.request import Conversation, Message, Tool
 from onlinerl.serving.tagged_text import Expected
 from onlinerl.serving.token_codec import TokenCodec
+from tests.serving.families import family_renderer
 from tests.serving.small_tokenizers import small_tokenizer
 
 CODEC = TokenCodec(
@@ -21,12 +23,16 @@ END = CODEC.special["<|end|>"]
 
 def answer(text: str, *attempts: ParsedToolCall) -> AnswerParser:
     """An answer of `text`, in which the family finds `attempts`."""
+    return parsed(text, lambda _: ParsedResponse(content="", tool_calls=list(attempts)))
+
+
+def parsed(text: str, parse: Parse) -> AnswerParser:
     parser = family_parser(
         CODEC,
         TagMarkup(),
         Expected(reasoning=True, tools=True),
         end_ids=frozenset({END}),
-        parse=lambda ids: ParsedResponse(content="", tool_calls=list(attempts)),
+        parse=parse,
         choice_index=0,
         stops=(),
     )
@@ -117,3 +123,42 @@ def test_markers_come_after_an_unfinished_character() -> None:
     parser.end()
 
     assert parser.content == "\ufffd<tool_call>x"
+
+
+@pytest.mark.parametrize("error", [RecursionError, ValueError, KeyError, IndexError, TypeError])
+def test_what_the_family_cannot_parse_is_the_text_that_it_is(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: list[int]) -> ParsedResponse:
+        raise error("canary")
+
+    parser = parsed("Hi <tool_call>x</tool_call>!<|end|>", fail)
+
+    assert parser.content == "Hi <tool_call>x</tool_call>!"
+    assert parser.tool_calls == ()
+    assert error.__name__ in str([vars(record) for record in caplog.records])
+    assert "canary" not in str([vars(record) for record in caplog.records])
+
+
+@pytest.mark.parametrize("value", ["[" * 2000, "9" * 4400], ids=["deep", "long"])
+@pytest.mark.parametrize(
+    ("family", "call"),
+    [
+        ("qwen3", '<tool_call>\n{"name": "f", "arguments": {"a": %s}}\n</tool_call>'),
+        ("llama-3", '{"name": "f", "parameters": {"a": %s}}'),
+    ],
+    ids=["qwen3", "llama-3"],
+)
+def test_a_call_that_no_json_reader_takes_is_text(family: str, call: str, value: str) -> None:
+    renderer = family_renderer(family)
+    conversation = Conversation(
+        messages=(Message(role="user", content="Hi"),),
+        tools=(Tool(name="f", parameters={"type": "object"}),),
+    )
+    parser = renderer.parser(conversation, choice_index=0, stops=(), parse_tools=True)
+    for token_id in renderer.tokenize(call % value):
+        parser.push(token_id)
+    parser.end()
+
+    assert parser.content == call % value
+    assert parser.tool_calls == ()

@@ -178,6 +178,39 @@ async def test_bad_feedback_is_refused(world: World, changes: dict[str, Any]) ->
     assert world.feedback == []
 
 
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("choice_index", 2**63),
+        ("given_at", "9999-12-31T23:59:59-12:00"),
+        ("given_at", "0001-01-01T00:00:00+12:00"),
+    ],
+)
+async def test_what_no_table_could_hold_is_refused_by_name(
+    world: World, param: str, value: object
+) -> None:
+    one = await post(world, feedback(**{param: value}))
+    listed = await post(world, [feedback(), feedback(feedback_id="f2", **{param: value})])
+
+    assert (one.status, one.json["error"]["param"]) == (400, param)
+    assert (listed.status, listed.json["error"]["param"]) == (400, f"1.{param}")
+    assert world.feedback == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"choice_index": 2**63 - 1},
+        {"given_at": "9999-12-31T23:59:59Z"},
+        {"given_at": "0001-01-01T00:00:00Z"},
+    ],
+)
+async def test_what_a_table_just_holds_is_taken(world: World, changes: dict[str, Any]) -> None:
+    caller = await post(world, feedback(**changes))
+
+    assert (caller.status, len(world.feedback)) == (200, 1)
+
+
 async def test_a_longest_id_of_a_longest_tenant_fits(renderer: TemplateRenderer) -> None:
     """The schema bounds a logged id to 128 characters: tenant, slash, id."""
     from onlinerl.serving.config import ApiKeyConfig

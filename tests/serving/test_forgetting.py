@@ -288,3 +288,20 @@ def test_an_old_answer_is_not_taken_for_a_new_one(line: Line) -> None:
     wait_for(line, "k1")
 
     assert forget_user(line.folder, ADA, timeout_s=10) == 1
+
+
+def test_a_running_gateway_minds_no_request_that_it_cannot_read_yet(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    unread = line.folder / "forget" / f"{'0' * 32}.ask"
+    unread.mkdir(parents=True)  # an OSError for every reader, root too
+    line.put(record(1, ADA), record(2, "0" * 32))
+    wait_for(line, "k1", "k2")
+    others = forget_user(line.folder, ADA, timeout_s=10)
+    num_warnings = caplog.text.count(unread.name)
+    unread.rmdir()
+
+    assert (others, num_warnings) == (1, 1)
+    assert forget_user(line.folder, "0" * 32, timeout_s=10) == 1
+    line.put(record(3, BOB))
+    wait_for(line, "k1", "k2", "k3")

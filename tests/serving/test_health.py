@@ -67,6 +67,7 @@ def test_what_counts_how_much() -> None:
     assert points_of_look(EngineFailed("dead", 503)) >= limit
     assert points_of_look(refused) >= limit
     assert points_of_request(refused) >= limit
+    assert points_of_request(EngineUnreachable("busy", is_late=True)) == 2
     assert points_of_request(EngineFailed("broken", 503)) == 2
     # A request that an engine cannot take must not eject one replica after the other.
     assert points_of_request(EngineFailed("too long", 400)) == 0

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -292,6 +293,25 @@ async def test_an_engine_that_is_not_there_is_unreachable() -> None:
         assert caught.value.status == 503
         with pytest.raises(EngineUnreachable):
             await absent.weight_version()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_an_engine_that_takes_no_connection_in_time_is_unreachable(streamed: bool) -> None:
+    with contextlib.ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # more than it queues: the next one is not answered
+            waiting = open_sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        async with engine_session() as http:
+            timeouts = TimeoutsConfig(connect_s=0.1)
+            address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            silent = HttpEngine(address, model="m", http=http, timeouts=timeouts)
+            with pytest.raises(EngineUnreachable, match="took no connection in time") as found:
+                await chunks(silent, replace(request(), streamed=streamed))
+    assert (found.value.is_late, found.value.status) == (True, 503)
 
 
 async def test_a_late_health_check_is_told_from_a_bad_one(

@@ -1,5 +1,4 @@
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from onlinerl.errors import ConfigError, LeaseHeld, RequestRefused
 from onlinerl.keys import key_hash
+from onlinerl.serving import keys_watcher as keys_watcher_module
 from onlinerl.serving.auth import Keyring
 from onlinerl.serving.config import ApiKeyConfig
 from onlinerl.serving.key_file import changing_keys, keys_of_environment, load_keys
@@ -176,12 +176,40 @@ def test_a_key_of_the_file_that_is_configured_too_changes_nothing(tmp_path: Path
     assert (watched.knows("fixed"), watched.fault) == (True, 1)
 
 
-def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path) -> None:
+def test_a_refused_file_that_is_put_right_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    add(path, "a", "b")
+    watched = Watched(path)
+    others = tmp_path / "others.json"
+    add(others, "a")
+    others.chmod(0o664)
+    others.replace(path)
+    known, fault = watched.knows("b"), watched.fault
+    path.chmod(0o600)
+
+    assert (known, fault) == (True, 1)
+    assert (watched.knows("a"), watched.knows("b"), watched.fault) == (True, False, 0)
+
+
+def test_a_key_that_is_revoked_while_the_gateway_starts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add(path, "a")
     watched = Watched(path)
-    status = path.stat()
-    path.write_bytes(b"x" * status.st_size)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    watched.ring.replace([key("a"), key("revoked")])  # what the file held before
 
-    assert (watched.knows("a"), watched.fault) == (True, 0)
+    assert (watched.knows("revoked"), watched.knows("a")) == (False, True)
+
+
+def test_a_file_that_did_not_change_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.json"
+    add(path, "a")
+    watched = Watched(path)
+    before = watched.knows("a")
+
+    def read(_: Path) -> tuple[ApiKeyConfig, ...]:
+        raise ConfigError("read again")
+
+    monkeypatch.setattr(keys_watcher_module, "load_keys", read)
+    assert (before, watched.knows("a"), watched.fault) == (True, True, 0)

@@ -130,6 +130,29 @@ def test_a_call_without_arguments_has_none() -> None:
     assert read(['<tool_call>{"name": "get_weather"}</tool_call>']) == [made(arguments="{}")]
 
 
+def test_markers_within_an_argument_are_not_read_as_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    read_call = hermes.read_call
+
+    def counted(text: str) -> hermes.WrittenCall | None:
+        tried.append(text)
+        return read_call(text)
+
+    monkeypatch.setattr(hermes, "read_call", counted)
+    inside = r"\"" + "</tool_call>" * 3000
+    arguments = f'{{"a": "{inside}"}}'
+    text = f'<tool_call>{{"name": "get_weather", "arguments": {arguments}}}</tool_call>'
+
+    assert read([text]) == [made(arguments=arguments)]
+    assert len(tried) == 1
+
+
+def test_a_draft_may_hold_any_number_of_markers() -> None:
+    draft = '<tool_call>\n{"name": "' + "</tool_call>" * 3000
+
+    assert read([f"<think>hm{draft}"]) == [Thought(f"hm{draft}")]
+
+
 def test_a_malformed_call_does_not_spoil_the_next() -> None:
     assert read([f"<tool_call>no</tool_call>\n{CALL}"]) == [
         Said("<tool_call>no</tool_call>"),

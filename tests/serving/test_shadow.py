@@ -6,6 +6,7 @@ from starlette.testclient import TestClient
 
 from onlinerl.errors import EngineFailed
 from onlinerl.rollout_store.schema import InteractionEvent
+from onlinerl.serving import shadow as shadow_module
 from onlinerl.serving.arms import Arms, Target
 from onlinerl.serving.config import ArmsConfig, LimitsConfig
 from onlinerl.serving.template_renderer import TemplateRenderer
@@ -153,7 +154,10 @@ async def test_shadows_are_dropped_first_under_load(renderer: TemplateRenderer) 
     assert outcomes(world, "dropped_busy") == 3
 
 
-async def test_a_shadow_that_fails_disturbs_nobody(renderer: TemplateRenderer) -> None:
+async def test_a_shadow_that_fails_disturbs_nobody(
+    renderer: TemplateRenderer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     world = await make_shadowed(renderer)
     good = world.engines[1].weight_version
 
@@ -167,9 +171,12 @@ async def test_a_shadow_that_fails_disturbs_nobody(renderer: TemplateRenderer) -
         while not outcomes(world, "failed"):
             await asyncio.sleep(0.001)
     world.engines[1].weight_version = good  # type: ignore[method-assign]
+    told = [vars(record) for record in caplog.records if record.name == shadow_module.__name__]
 
     assert caller.status == 200
     assert [event.arm for event in world.interactions] == ["champion"]
+    assert [(each["error"], each["status"]) for each in told] == [("EngineFailed", 500)]
+    assert "out of memory" not in str(told), "what an engine says may quote the request"
 
 
 async def test_a_shadow_without_a_replica_is_dropped(renderer: TemplateRenderer) -> None:

@@ -37,6 +37,14 @@ def test_a_cursor_whose_segment_is_gone_is_put_at_the_next(
     assert shelf(100, 50, 30, cursor=cursor).cursor.position == valid
 
 
+def test_a_cursor_past_the_end_of_its_segment_is_put_at_its_end() -> None:
+    """A crash of the machine may cost a segment its tail, which was shipped."""
+    found = shelf(100, 50, cursor=Position(2, 70))
+
+    assert found.cursor == Cursor(Position(2, 50), IDS)
+    assert (found.backlog_bytes, found.unread_bytes, found.unread()) == (0, 0, None)
+
+
 def test_reading_steps_over_what_is_read_to_its_end() -> None:
     found = shelf(100, 0, 30)
     found.read_position = Position(1, 100)

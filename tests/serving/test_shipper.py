@@ -166,3 +166,18 @@ def test_closing_ships_what_is_spooled(tmp_path: Path) -> None:
 
     assert line.shipped == keys(*range(50))
     assert line.log.num_closed == line.log.num_connects
+
+
+def test_a_fault_in_forgetting_users_ends_nothing(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [RuntimeError("a bug")] * 3
+
+    def failing() -> None:
+        if faults:
+            raise faults.pop()
+
+    monkeypatch.setattr(line.spool, "forget_asked", failing)
+    until(lambda: not faults)
+    line.put(1)
+    until(lambda: line.shipped == keys(1))

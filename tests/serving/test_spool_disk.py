@@ -190,6 +190,41 @@ def test_whatever_fails_everything_that_was_taken_is_stored_in_order(
     assert line.count("spool_write_failures_total") == 5
 
 
+@pytest.mark.parametrize("step", ["unlink", "stat"])
+def test_a_full_disk_that_deletes_nothing_either_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    line = Line(tmp_path, segment_bytes=4096)
+    line.put(*range(10))
+    until(lambda: line.spool.backlog_bytes > 10_000)
+    shipped = line.take()
+    real = getattr(Path, step)
+    refused: list[str] = []
+
+    def full(*_: Any) -> None:
+        raise NO_SPACE
+
+    def failing(path: Path, **options: Any) -> Any:
+        if threading.current_thread().name == "spool":
+            refused.append(path.name)
+            raise NO_SPACE
+        return real(path, **options)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(appender_module, "write_all", full)
+        with monkeypatch.context() as copying:
+            copying.setattr(Path, step, failing)
+            line.put(10)
+            until(lambda: refused)
+        # What could not be deleted is deleted when the disk lets it.
+        until(lambda: line.count("spool_dropped_segments_total", reason="disk_full"))
+    until(lambda: line.spool.backlog_bytes > 1000)
+    shipped += line.take()
+    line.close()
+
+    assert shipped == keys(*range(11))
+
+
 def test_what_a_broken_disk_does_not_take_before_the_end_is_counted_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
