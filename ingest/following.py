@@ -81,10 +81,9 @@ class Following:
             return None
         if fetched.assigned is not None:
             self._take_over(fetched.assigned)
-        if fetched.restarted:
-            if not self.finish():
-                return Fetched()  # everything is read again, and what was cut off found again
-            self._start_over(fetched)
+        if fetched.restarted and not (self.finish() and self._start_over(fetched)):
+            # Everything is read again, and what was cut off found again: this is not the end.
+            return Fetched(restarted=fetched.restarted)
         self._gathering.add(fetched.records)
         self._advance()
         return fetched
@@ -157,9 +156,15 @@ class Following:
         metrics.PAUSED.set(0)
         logger.info("reading %d partitions", len(partitions))
 
-    def _start_over(self, fetched: Fetched) -> None:
+    def _start_over(self, fetched: Fetched) -> bool:
+        """False when another process has these partitions: then they are read again."""
+        try:
+            self._writer.restart(fetched.restarted)
+        except StoreConflict as error:
+            self._give_way(error)
+            self._take_over(self._owned)
+            return False
         for topic, partition in fetched.restarted:
-            self._writer.restart((topic, partition))
             metrics.RESTARTED.labels(topic).inc()
             logger.error(
                 "the stored offset of %s/%d is not in the log: records were lost before ingest "
@@ -167,3 +172,4 @@ class Following:
                 topic,
                 partition,
             )
+        return True

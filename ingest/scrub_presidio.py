@@ -1,6 +1,7 @@
 """Microsoft Presidio as a Scrubber: names, places and what else patterns miss."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -8,6 +9,15 @@ from typing import Any, Protocol
 from onlinerl.errors import DependencyMissing
 from onlinerl.ingest.scrub_config import PresidioConfig
 from onlinerl.ingest.scrubber import Finding
+
+_PIECE_CHARS = 100_000
+"""Longest text that is analysed at once: spaCy needs about 1 GB for it, and refuses ten times as
+much."""
+_OVERLAP_CHARS = 1_000
+"""Of two neighbouring pieces, so that no entity is cut in both."""
+
+_HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
+"""A byte that is no UTF-8, as `TokenText` decodes it; spaCy takes none."""
 
 
 class Recognized(Protocol):
@@ -38,21 +48,33 @@ class PresidioScrubber:
 
     def find(self, text: str) -> list[Finding]:
         """Entities that are asked for and sure enough."""
-        results = self._analyzer.analyze(
-            text,
+        whole = _HALF_A_CHARACTER.sub("\ufffd", text)
+        found = {
+            Finding(
+                rule=f"presidio.{each.entity_type}",
+                action=self._config.action,
+                start=at + each.start,
+                end=at + each.end,
+            )
+            for at, piece in _pieces(whole)
+            for each in self._analyze(piece)
+        }
+        return list(found)
+
+    def _analyze(self, piece: str) -> Sequence[Recognized]:
+        return self._analyzer.analyze(
+            piece,
             self._config.language,
             entities=list(self._config.entities),
             score_threshold=self._config.min_score,
         )
-        return [
-            Finding(
-                rule=f"presidio.{each.entity_type}",
-                action=self._config.action,
-                start=each.start,
-                end=each.end,
-            )
-            for each in results
-        ]
+
+
+def _pieces(text: str) -> Iterator[tuple[int, str]]:
+    """Pieces of a text that are short enough, and where each begins."""
+    step = _PIECE_CHARS - _OVERLAP_CHARS
+    for at in range(0, max(len(text) - _OVERLAP_CHARS, 1), step):
+        yield at, text[at : at + _PIECE_CHARS]
 
 
 def open_analyzer(config: PresidioConfig) -> Analyzer:

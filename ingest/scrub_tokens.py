@@ -36,10 +36,22 @@ class TokenText:
 
     def tokens_of(self, spans: Iterable[Span]) -> list[Span]:
         """The tokens that hold any byte of these characters, as few spans, in order."""
-        return merged(filter(None, map(self._tokens_of, spans)))
+        wanted = list(spans)
+        bytes_at = self._bytes_at({place for span in wanted for place in span})
+        in_bytes = ((bytes_at[start], bytes_at[end]) for start, end in wanted)
+        return merged(filter(None, map(self._tokens_of, in_bytes)))
 
-    def _tokens_of(self, span: Span) -> Span | None:
-        start, end = (_num_bytes(self.text[:place]) for place in span)
+    def _bytes_at(self, places: Iterable[int]) -> dict[int, int]:
+        """Bytes before each of these characters; there may be many, so none is measured twice."""
+        found: dict[int, int] = {}
+        before = num_bytes = 0
+        for place in sorted(places):
+            num_bytes += _num_bytes(self.text[before:place])
+            found[place], before = num_bytes, place
+        return found
+
+    def _tokens_of(self, in_bytes: Span) -> Span | None:
+        start, end = in_bytes
         if start >= end:
             return None
         first = bisect_right(self._ends, start)

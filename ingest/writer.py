@@ -116,9 +116,20 @@ class TableWriter:
         tables = {route.topic: route.table for route in ROUTES}
         return {p: self._stored[tables[p[0]], p] or 0 for p in self._app_ids}
 
-    def restart(self, partition: Partition) -> None:
-        """The stored offset is not in the log: what comes next may have lower offsets."""
-        self._dead_from[partition] = 0
+    def restart(self, partitions: Iterable[Partition]) -> None:
+        """Their stored offsets are not in the log: what comes next may have lower ones.
+
+        Stored at once: a later process would take broken records below the old offset, which a
+        batch without any leaves as it is, for dead letters that are there already.
+
+        Raises:
+            StoreConflict: another writer stored something of these partitions, or took over.
+            ServiceUnavailable: the storage failed; `align` and read again.
+        """
+        starts = {partition: 0 for partition in partitions if self._dead_from[partition]}
+        if starts:
+            self._commit(DEAD_LETTERS, schema_of(TABLES[DEAD_LETTERS]).empty_table(), starts)
+            self._dead_from.update(starts)
 
     def write(self, route: Route, records: Sequence[LogRecord]) -> None:
         """Store records of one topic that follow the last ones written.

@@ -1,11 +1,13 @@
 """A person is forgotten: `onlinerl erase`.
 
-    scope -> barred -> outside copies -> rounds of (mark, delete, remove files, cut logs) -> proof
+    scope -> barred -> outside copies
+    -> rounds of (mark, delete, mark, remove files, cut logs) -> proof, mark
 
 First ingest is told what it may not store any more, so that nothing comes back behind the back of
 what follows. A round looks through every file and acts on what it finds; the erasure is done when a
-round finds nothing, and that round is the proof. Every step can be repeated, so a process that died
-anywhere is simply followed by another one.
+round finds nothing, and that round is the proof. A snapshot may be made at any moment, so they are
+marked before and after the deletion, and once more at the end. Every step can be repeated, so a
+process that died anywhere is simply followed by another one.
 """
 
 import logging
@@ -27,11 +29,11 @@ from onlinerl.rollout_store.erasure_scope import Scope, TenantScope, find_scope
 from onlinerl.rollout_store.erasure_state import ErasureState, StateFile
 from onlinerl.rollout_store.redaction import redact
 from onlinerl.rollout_store.rows import to_table
-from onlinerl.rollout_store.schema import ErasedRow
+from onlinerl.rollout_store.schema import TABLES, ErasedRow
 from onlinerl.rollout_store.snapshots import mark_snapshot, snapshots
 from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.table_files import StoredFile, TableFiles, referenced
-from onlinerl.rollout_store.table_log import cut_log
+from onlinerl.rollout_store.table_log import cut_log, files_of_version
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +143,7 @@ class Erasure:
                 _bar(self.store, state, at=self.now())
             found = scan(self.store, state.scope, unfinished_before=barred_at, on_file=self.on_file)
             if not found.traces:
-                return state, found
+                return self._mark(state, found.traces), found
             logger.info(
                 "erasing", extra={"round": number + 1, "files_with_traces": len(found.traces)}
             )
@@ -155,9 +157,7 @@ class Erasure:
         self, state: ErasureState, traces: Sequence[Trace], *, waited_for: set[str]
     ) -> ErasureState:
         by_table = {table: [t for t in traces if t.table == table] for table in _ordered(traces)}
-        marked = _mark(self.store, state, traces, actor=self.actor, at=self.now())
-        state = state.model_copy(update={"marked": (*state.marked, *marked)})
-        self.state_file.save(state)
+        state = self._mark(state, traces)
         self.fault("marked")
         counts = dict(state.num_rows)
         for table, found in by_table.items():
@@ -166,7 +166,7 @@ class Erasure:
             counts[table] = counts.get(table, 0) + num_rows
             redact(self.store, table, names_them=Needles(state.scope).in_text)
         state = state.model_copy(update={"num_rows": {k: v for k, v in counts.items() if v}})
-        self.state_file.save(state)
+        state = self._mark(state, traces)
         self.fault("deleted")
         num_files = sum(
             self._remove_files(table, found, waited_for=waited_for)
@@ -174,6 +174,12 @@ class Erasure:
         )
         self.fault("files_removed")
         return state.model_copy(update={"num_files": state.num_files + num_files})
+
+    def _mark(self, state: ErasureState, traces: Sequence[Trace]) -> ErasureState:
+        marked = _mark(self.store, state, traces, actor=self.actor, at=self.now())
+        state = state.model_copy(update={"marked": (*state.marked, *marked)})
+        self.state_file.save(state)
+        return state
 
     def _remove_files(self, table: str, traces: Sequence[Trace], *, waited_for: set[str]) -> int:
         """Files that no version may show any more; what is too young is left to the next round."""
@@ -260,20 +266,30 @@ def _mark(
     actor: str,
     at: datetime,
 ) -> list[str]:
-    """Mark every snapshot whose versions refer to a file that has to go."""
+    """Mark every snapshot that refers to a file that has to go, or to one that went."""
+    held = [snapshot for snapshot in snapshots(store) if snapshot.is_held(at=at)]
+    # Looked for after the snapshots: every file of these was there before them.
+    there = {table: TableFiles(store, table).all() for table in TABLES} if held else {}
     marked = []
-    for snapshot in snapshots(store):
-        if snapshot.is_held(at=at) and _refers(store, snapshot.versions, traces):
+    for snapshot in held:
+        if _refers(store, snapshot.versions, traces, there=there):
             reason = f"rows in it were erased by {state.erasure_id}"
             mark_snapshot(store, snapshot, actor=actor, reason=reason, at=at)
             marked.append(snapshot.name)
     return marked
 
 
-def _refers(store: DeltaStore, versions: Mapping[str, int], traces: Sequence[Trace]) -> bool:
-    for table in {trace.table for trace in traces} & set(versions):
-        version = versions[table]
-        paths = referenced(store, table, version=version)
+def _refers(
+    store: DeltaStore,
+    versions: Mapping[str, int],
+    traces: Sequence[Trace],
+    *,
+    there: Mapping[str, list[StoredFile]],
+) -> bool:
+    for table in versions.keys() & there.keys():
+        paths = files_of_version(store, table, version=versions[table], there=there[table])
+        if paths is None:
+            return True
         for trace in traces:
             if trace.table == table and (_is_of_log(trace.file) or trace.file.path in paths):
                 return True

@@ -66,6 +66,7 @@ WITH targets AS (
     SELECT f.tenant, f.feedback_id, f.given_at, t.served_at, {in_time(rewards)}
     FROM feedback_signals AS f JOIN reward_turns AS t
         ON t.session_id = f.session_id AND t.tenant = f.tenant AND t.served_at <= f.given_at
+        AND t.turn IS NOT NULL
 ),
 reached AS (
     SELECT tenant, feedback_id, bool_or(in_time) AS in_time,
@@ -97,6 +98,7 @@ targets AS (
     SELECT f.feedback_id, f.tenant, arg_max(i.interaction_id, (i.served_at, i.interaction_id))
     FROM given AS f JOIN reward_turns AS i
         ON i.session_id = f.session_id AND i.tenant = f.tenant AND i.served_at <= f.given_at
+        AND i.turn IS NOT NULL
     GROUP BY f.feedback_id, f.tenant
 )
 SELECT f.feedback_id, t.interaction_id, p.session_id, f.tenant, f.metric, f.source, f.given_at,

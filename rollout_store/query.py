@@ -3,9 +3,10 @@
 The connection can read the views and nothing else: no files, no network, no settings.
 """
 
+import itertools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -75,6 +76,8 @@ def query(
 ) -> pa.Table:
     """The result of one statement, with everything but reading the views locked.
 
+    Columns of one name get a number behind it, for no format could tell them apart.
+
     Raises:
         ConfigError: the SQL is wrong or gives no result.
     """
@@ -87,9 +90,20 @@ def query(
             relation = connection.sql(sql)
             if relation is None:
                 raise ConfigError("the statement gives no result; write a SELECT")
-            return relation.to_arrow_table()
+            result: pa.Table = relation.to_arrow_table()
+            return result.rename_columns(_told_apart(result.column_names))
         except duckdb.Error as error:
             raise ConfigError(f"the query failed: {error}") from error
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """The first of several equal names stays; none becomes like another that was given."""
+    given, told = set(names), dict[str, None]()
+    for name in names:
+        numbered = (f"{name}_{number}" for number in itertools.count(1))
+        free = (each for each in numbered if each not in given and each not in told)
+        told[name if name not in told else next(free)] = None
+    return list(told)
 
 
 def _print_table(result: pa.Table) -> None:

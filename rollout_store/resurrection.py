@@ -5,19 +5,27 @@ may bring rows back; every pass of upkeep looks for such rows, as `ErasedSet` wo
 """
 
 import logging
-from datetime import datetime, timedelta
+from dataclasses import fields
+from datetime import date, datetime, timedelta
 
 import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from onlinerl.rollout_store.audit import record_act
 from onlinerl.rollout_store.deletion import Position, delete_positions
-from onlinerl.rollout_store.erased import TABLE, TIME_COLUMNS
+from onlinerl.rollout_store.erased import TABLE, TIME_COLUMNS, ErasedSet
+from onlinerl.rollout_store.snapshots import mark_where
 from onlinerl.rollout_store.store import DeltaStore
 
 logger = logging.getLogger(__name__)
 
 _OVERLAP = timedelta(days=2)
 """Rows that were stored this long before the first erasure need no look: it saw them."""
+
+_LETTERS = "dead_letters"
+_POSITION = [field.name for field in fields(Position)]
+_BATCH_ROWS = 256
 
 _PARENTS = {"interactions": "parent_id"}
 _FOUND = """
@@ -42,17 +50,19 @@ WHERE n.id.name IS NOT NULL AND (b.kind = 'interaction' OR n.happened_at <= b.be
 def remove_resurrected(store: DeltaStore, *, actor: str, at: datetime) -> int:
     """Delete them from the newest version; returns the number of rows.
 
-    Their files leave the disk with the vacuum, `[maintenance].retention_hours` later, or at once
-    when `onlinerl erase` is called again.
+    Snapshots that hold such rows are marked. The files leave the disk with the vacuum,
+    `[maintenance].retention_hours` later, or at once when `onlinerl erase` is called again.
     """
     if not store.exists(TABLE):
         return 0
     total = 0
-    for table, time_column in TIME_COLUMNS.items():
-        found = _find(store, table, time_column)
+    for table in (*TIME_COLUMNS, _LETTERS):
+        found = _find(store, table)
         if not found:
             continue
+        _mark(store, table, actor=actor, at=at)
         num_rows = delete_positions(store, table, found)
+        _mark(store, table, actor=actor, at=at)  # what was made since the first time
         logger.warning("rows of an erased person came back and were deleted: %d", num_rows)
         record_act(
             store,
@@ -66,16 +76,53 @@ def remove_resurrected(store: DeltaStore, *, actor: str, at: datetime) -> int:
     return total
 
 
-def _find(store: DeltaStore, table: str, time_column: str) -> list[Position]:
+def _mark(store: DeltaStore, table: str, *, actor: str, at: datetime) -> None:
+    mark_where(
+        store,
+        table,
+        lambda version: bool(_find(store, table, version=version)),
+        actor=actor,
+        reason="rows in it were of an erased person",
+        at=at,
+    )
+
+
+def _find(store: DeltaStore, table: str, *, version: int | None = None) -> list[Position]:
     with duckdb.connect(":memory:") as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("erased", store.dataset(TABLE))
         ((first,),) = connection.execute("SELECT min(acted_at)::DATE FROM erased").fetchall()
         if first is None or not store.exists(table):
             return []
-        connection.register("stored", store.dataset(table))
+        since = first - _OVERLAP
+        if table == _LETTERS:
+            return _find_letters(store, since=since, version=version)
+        connection.register("stored", store.dataset(table, version=version))
         rows = connection.sql(
-            _FOUND.format(at=time_column, parent=_PARENTS.get(table, "NULL")),
-            params={"since": first - _OVERLAP},
+            _FOUND.format(at=TIME_COLUMNS[table], parent=_PARENTS.get(table, "NULL")),
+            params={"since": since},
         ).to_arrow_table()
-    return [Position(**row) for row in rows.to_pylist()]
+    return _positions(rows)
+
+
+def _find_letters(store: DeltaStore, *, since: date, version: int | None) -> list[Position]:
+    """Letters are judged one by one: only their text says whose they are."""
+    erased = ErasedSet(store)
+    erased.refresh()
+    scanner = store.dataset(_LETTERS, version=version).scanner(
+        columns=[*_POSITION, "payload"],
+        filter=pc.field("ingest_date") >= since,
+        batch_size=_BATCH_ROWS,
+        batch_readahead=2,
+        fragment_readahead=1,
+    )
+    found: list[Position] = []
+    for batch in scanner.to_batches():
+        letters = pa.Table.from_batches([batch])
+        kept = set(_positions(erased.without(_LETTERS, letters)))
+        found += [position for position in _positions(letters) if position not in kept]
+    return found
+
+
+def _positions(rows: pa.Table) -> list[Position]:
+    return [Position(**row) for row in rows.select(_POSITION).to_pylist()]

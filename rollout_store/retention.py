@@ -9,7 +9,7 @@ import duckdb
 from onlinerl.rollout_store.audit import record_act
 from onlinerl.rollout_store.deletion import delete_where
 from onlinerl.rollout_store.maintenance_config import Kept, RetentionConfig
-from onlinerl.rollout_store.snapshots import mark_snapshot, snapshots
+from onlinerl.rollout_store.snapshots import mark_where
 from onlinerl.rollout_store.sql import literal
 from onlinerl.rollout_store.store import DeltaStore
 
@@ -23,7 +23,7 @@ class Expired:
     table: str
     num_rows: int
     marked: tuple[str, ...]
-    """Snapshots that held such rows."""
+    """Snapshots that held such rows, or that can never be read again."""
 
 
 def due_condition(config: RetentionConfig, table: Kept, *, today: date) -> str | None:
@@ -81,18 +81,15 @@ def _before(today: date, days: int) -> str:
     return f"ingest_date < {literal((today - timedelta(days=days)).isoformat())}"
 
 
-def _mark(
-    store: DeltaStore, table: Kept, condition: str, *, actor: str, at: datetime
-) -> Iterator[str]:
-    for snapshot in snapshots(store):
-        version = snapshot.versions.get(table)
-        if version is None or not snapshot.is_held(at=at):
-            continue
-        if _count(store, table, condition, version=version):
-            mark_snapshot(
-                store, snapshot, actor=actor, reason="rows in it reached their retention", at=at
-            )
-            yield snapshot.name
+def _mark(store: DeltaStore, table: Kept, condition: str, *, actor: str, at: datetime) -> list[str]:
+    return mark_where(
+        store,
+        table,
+        lambda version: _count(store, table, condition, version=version) > 0,
+        actor=actor,
+        reason="rows in it reached their retention",
+        at=at,
+    )
 
 
 def _count(store: DeltaStore, table: str, condition: str, *, version: int) -> int:

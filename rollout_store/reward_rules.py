@@ -1,6 +1,7 @@
 """The declaration of rewards as an SQL table: one rule per metric and source."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import get_args
 
 from onlinerl.rollout_store.config import Aggregate, MetricConfig, RewardsConfig
@@ -48,6 +49,12 @@ def in_time(rewards: RewardsConfig) -> str:
 def window_number(rewards: RewardsConfig) -> str:
     """Number of the window of `suspicion.window_s` in which `given_at` lies, as SQL."""
     return f"floor(epoch(given_at) / {literal(rewards.suspicion.window_s)})"
+
+
+def window_start(rewards: RewardsConfig, at: datetime) -> datetime:
+    """When the window that `window_number` counts began at that time."""
+    window_s = rewards.suspicion.window_s
+    return datetime.fromtimestamp(at.timestamp() // window_s * window_s, UTC)
 
 
 def interval(seconds: float) -> str:

@@ -5,8 +5,8 @@ retraction names no longer counts; the retraction itself stays in force, whateve
 later. Within one metric, the values of one source are aggregated as declared, then the sources are
 averaged by weight. Feedback on a completion and feedback on its session are two levels: both are
 turned into numbers alone and added. Feedback on a session counts on the turns that were served by
-the time it was given, discounted once per such turn that followed. What has neither feedback nor a
-declared default has no row.
+the time it was given, discounted once per such turn that followed; what a shadow answered is no
+turn. What has neither feedback nor a declared default has no row.
 
 Between the two joins a row is numbers only: ids and names would make it ten times as large.
 """
@@ -25,11 +25,17 @@ from onlinerl.rollout_store.sql import literal
 
 TURNS_VIEW = """
 CREATE VIEW reward_turns AS
-SELECT interaction_id, choice_index, tenant, session_id, arm, served_at,
-    dense_rank() OVER (PARTITION BY tenant, session_id ORDER BY served_at, interaction_id) AS turn
+SELECT interaction_id, choice_index, tenant, session_id, served_at,
+    CASE WHEN arm <> 'shadow' THEN dense_rank() OVER (
+        PARTITION BY tenant, session_id, arm = 'shadow' ORDER BY served_at, interaction_id
+    ) END AS turn
 FROM interactions
 """
-"""Internal: completions, without their tokens, and the place of each in its session."""
+"""Internal: completions, without their tokens, and the place of each in its session.
+
+What a shadow answered has no turn: nobody was shown it, so whoever judges the session does not
+judge it, while a judge of its own may.
+"""
 
 _LAST, _FIRST = "arg_max({0}, order_no)", "arg_min({0}, order_no)"
 _MEAN = "sum({0} * influence) / sum(influence)"
@@ -58,7 +64,7 @@ signals AS MATERIALIZED (
     FROM feedback_signals WHERE unused_because IS NULL
 ),
 moments AS (
-    SELECT tenant, session_id, served_at, max(turn) AS turn FROM turns
+    SELECT tenant, session_id, served_at, max(turn) AS turn FROM turns WHERE turn IS NOT NULL
     GROUP BY tenant, session_id, served_at
 ),
 of_sessions AS (
@@ -140,5 +146,5 @@ all_signals AS (
     SELECT t.turn_no, s.signal, 0, 0.0, NULL, NULL
     FROM turns AS t CROSS JOIN silent AS s
     ANTI JOIN by_metric AS b ON b.turn_no = t.turn_no AND b.metric_no = s.metric_no
-    WHERE t.arm <> 'shadow'
+    WHERE t.turn IS NOT NULL
 )"""

@@ -329,7 +329,7 @@ class PromotionRow(Record):
     max_abs_logprob_diff: float | None = None
     """Engine against transformers, worst probe token."""
     mean_abs_logprob_diff: float | None = None
-    """Engine against transformers on the probe tokens, after the swap."""
+    """Engine against transformers on the probe tokens after the swap, worst replica."""
     decided_at: AwareDatetime
     """When it was done, UTC."""
     ingest_date: date

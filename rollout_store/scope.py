@@ -7,11 +7,13 @@ every descendant of those. The search follows ids only and never reads a token.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 
 import duckdb
 import pyarrow as pa
 
+from onlinerl.rollout_store.config import RewardsConfig
+from onlinerl.rollout_store.reward_rules import window_start
 from onlinerl.rollout_store.sql import literal
 
 _MARGIN = timedelta(days=1)
@@ -53,7 +55,9 @@ class IngestedFrom:
     feedback: date | None
 
 
-def find_trees(connection: duckdb.DuckDBPyConnection, scope: Scope) -> IngestedFrom:
+def find_trees(
+    connection: duckdb.DuckDBPyConnection, scope: Scope, *, rewards: RewardsConfig
+) -> IngestedFrom:
     """Create the tables `scope_ids`, what the scope names, and `scope_trees`, what it needs.
 
     `connection` has `stored_interactions` registered whole.
@@ -68,7 +72,18 @@ def find_trees(connection: duckdb.DuckDBPyConnection, scope: Scope) -> IngestedF
         return IngestedFrom(interactions=None, feedback=None)
     served_from = min(scope.since or first_served, first_served).date() - _MARGIN
     # Rewards look at the whole of a session from the first turn in scope on.
-    return IngestedFrom(interactions=min(first_ingested, served_from), feedback=served_from)
+    return IngestedFrom(
+        interactions=min(first_ingested, served_from),
+        feedback=_feedback_from(served_from, rewards),
+    )
+
+
+def _feedback_from(served_from: date, rewards: RewardsConfig) -> date:
+    """The cap on a user counts whole windows, also one that began before anything in scope."""
+    if rewards.user_cap is None:
+        return served_from
+    midnight = datetime.combine(served_from, time(), UTC)
+    return window_start(rewards, midnight).date() - _MARGIN
 
 
 def _seeds(scope: Scope) -> str:

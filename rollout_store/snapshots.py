@@ -3,7 +3,7 @@
 The table `snapshots` is append-only and the newest row of a name counts:
 
     create -> drop      by a person, or a cycle that ended
-    create -> mark      rows in it were erased: it cannot be read any more
+    create -> mark      rows or files of it are gone: it cannot be read any more
     create -> (expired) `expires_at` has passed
 
 What a snapshot in state `create` names is never vacuumed; see `pins`. Names that contain a slash
@@ -12,21 +12,26 @@ belong to processes, e.g. `cycle/…`, and expire by themselves.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
 import duckdb
 
-from onlinerl.errors import ConfigError, StoreConflict
+from onlinerl.errors import ConfigError, ServiceUnavailable, StoreConflict
 from onlinerl.rollout_store.audit import record_act
 from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.schema import SnapshotRow
 from onlinerl.rollout_store.store import DeltaStore, Transaction
+from onlinerl.rollout_store.table_files import TableFiles
+from onlinerl.rollout_store.table_log import files_of_version
 
 TABLE = "snapshots"
 Action = Literal["create", "drop", "mark"]
+
+GONE = "files that it needs are gone"
+"""Why a snapshot is marked that can never be read again."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NEWEST = """
@@ -148,6 +153,38 @@ def mark_snapshot(
 ) -> Snapshot:
     """Rows in it are gone: it can neither be read nor holds anything from now on."""
     return _change(store, held, "mark", actor=actor, reason=reason, at=at)
+
+
+def mark_where(
+    store: DeltaStore,
+    table: str,
+    is_in: Callable[[int], bool],
+    *,
+    actor: str,
+    reason: str,
+    at: datetime,
+) -> list[str]:
+    """Mark what holds a version of a table of which `is_in` is true; returns the names.
+
+    What can never be read again is marked as well: it would fail this look at it for good.
+    """
+    marked = []
+    for snapshot in snapshots(store):
+        version = snapshot.versions.get(table)
+        if version is None or not snapshot.is_held(at=at):
+            continue
+        why = reason
+        try:
+            if not is_in(version):
+                continue
+        except (ServiceUnavailable, duckdb.Error, OSError):
+            there = TableFiles(store, table).all()
+            if files_of_version(store, table, version=version, there=there) is not None:
+                raise
+            why = GONE
+        mark_snapshot(store, snapshot, actor=actor, reason=why, at=at)
+        marked.append(snapshot.name)
+    return marked
 
 
 def hold(

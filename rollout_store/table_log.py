@@ -2,8 +2,32 @@
 
 from datetime import datetime
 
+from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.store import DeltaStore, storage_errors
-from onlinerl.rollout_store.table_files import StoredFile, TableFiles, log_versions
+from onlinerl.rollout_store.table_files import StoredFile, TableFiles, log_versions, referenced
+
+
+def files_of_version(
+    store: DeltaStore, table: str, *, version: int, there: list[StoredFile]
+) -> set[str] | None:
+    """Paths of the data files of a version; None when it can never be read again.
+
+    Args:
+        store: Where the table lies.
+        table: Its name.
+        version: One that was held before the files were listed.
+        there: Every file of the table.
+
+    Raises:
+        ServiceUnavailable: the storage failed, which says nothing of the version.
+    """
+    try:
+        paths = referenced(store, table, version=version)
+    except ServiceUnavailable:
+        if _has_log(there, version):
+            raise
+        return None
+    return paths if paths <= {file.path for file in there} else None
 
 
 def checkpoint(store: DeltaStore, table: str, *, every: int) -> bool:
@@ -62,6 +86,15 @@ def _remove_before(files: TableFiles, *, version: int) -> int:
     for file in sorted(unneeded, key=lambda file: file.path):
         files.remove(file)
     return len(unneeded)
+
+
+def _has_log(files: list[StoredFile], version: int) -> bool:
+    """Whether a checkpoint or the beginning is there, and every commit from it to the version."""
+    first = max((each for each in _checkpoints(files) if each <= version), default=-1)
+    commits = {
+        number for number, file in log_versions(files) if file.path.endswith(f"{number:020d}.json")
+    }
+    return commits.issuperset(range(first + 1, version + 1))
 
 
 def _checkpoints(files: list[StoredFile]) -> dict[int, StoredFile]:

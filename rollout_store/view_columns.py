@@ -4,7 +4,7 @@ VIEWS_ABOUT = {
     "rewards": "One row per completion that has feedback of a configured metric, in `[rewards]`. "
     "What has no row is unlabelled, which is not a reward of 0. Feedback counts only on "
     "interactions and sessions of its own `tenant`. See [rewards.md](rewards.md).",
-    "sessions": "One row per conversation or agent run.",
+    "sessions": "One row per conversation or agent run, without what a shadow answered.",
     "prompts": "The whole prompt of an interaction, with the tokens it shares with its parent. An "
     "interaction whose parent is not in the tables has no row.",
     "segments": "Training sequences. Interactions whose prompt is exactly the parent's prompt and "

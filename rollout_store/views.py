@@ -83,6 +83,7 @@ SELECT i.session_id, i.tenant,
 FROM interactions AS i
 LEFT JOIN rewards AS r ON r.interaction_id = i.interaction_id
     AND r.choice_index = i.choice_index AND r.tenant = i.tenant
+WHERE i.arm <> 'shadow'
 GROUP BY i.session_id, i.tenant
 """
 
@@ -115,7 +116,11 @@ def connect(
     connection = duckdb.connect(":memory:")
     try:
         _limit(connection, limits or StoreConfig())
-        ingested_from = {} if scope is None else _ingested_from(connection, store, versions, scope)
+        ingested_from = (
+            {}
+            if scope is None
+            else _ingested_from(connection, store, versions, scope, rewards=rewards)
+        )
         for table in TABLES:
             _add_table(connection, store, table, versions, ingested_from=ingested_from.get(table))
         for view in _views(rewards, as_of=as_of or datetime.now(UTC), scoped=scope is not None):
@@ -146,10 +151,12 @@ def _ingested_from(
     store: DeltaStore,
     versions: Mapping[str, int] | None,
     scope: Scope,
+    *,
+    rewards: RewardsConfig,
 ) -> dict[str, date]:
     """Per table the first day that the scope needs."""
     connection.register("stored_interactions", _stored(store, "interactions", versions, None))
-    first = find_trees(connection, scope)
+    first = find_trees(connection, scope, rewards=rewards)
     nothing = date.max - timedelta(days=1)
     return {
         "interactions": first.interactions or nothing,

@@ -1,7 +1,7 @@
 """Partitions that change hands, buffers that are full, storage that fails, clocks that go back."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from onlinerl.errors import CommitStuck, ServiceUnavailable, StoreConflict
 from onlinerl.ingest.batch import ROUTES, Route
 from onlinerl.ingest.config import IngestConfig
 from onlinerl.ingest.ingester import Ingester
-from onlinerl.ingest.log import Fetched, LogRecord, MemoryLog
+from onlinerl.ingest.log import Fetched, LogRecord, MemoryLog, Partition
 from onlinerl.ingest.writer import TableWriter
 from onlinerl.rollout_store.kafka_topics import ALL_TOPICS
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
@@ -125,6 +125,38 @@ def test_a_batch_that_another_process_stored_already_is_dropped_and_reading_goes
     assert world.counts("interactions", "interaction_id") == expected
 
 
+def test_of_two_that_see_the_same_cut_one_gives_way_and_loses_nothing(world: World) -> None:
+    fill(world, 4)
+    world.send_raw(b"poison before")
+    world.ingest()
+    zombie = world.writer(exclusive=False)
+    zombie.claim()
+    part = (INTERACTIONS_TOPIC, 0)
+
+    class Cut(MemoryLog):
+        is_told = False
+
+        def poll(self, timeout_s: float) -> Fetched:
+            fetched = super().poll(timeout_s)
+            if fetched.restarted and not self.is_told:
+                self.is_told = True
+                zombie.align(self.topics(), ALL)
+                zombie.restart([part])
+            return fetched
+
+    log = Cut(ALL_TOPICS, partitions=2)
+    log._topics, log._logs = world.log._topics, world.log._logs
+    world.log = log
+    log.truncate(INTERACTIONS_TOPIC, 2)
+    world.send_raw(b"poison after")
+    writer = Told(world)
+    run(world, writer, **GROUP)
+
+    assert writer.num_late == 1
+    assert world.counts("interactions", "interaction_id") == {f"i{n}": 1 for n in range(4)}
+    assert world.column("dead_letters", "payload") == [b"poison after", b"poison before"]
+
+
 class Told(TableWriter):
     """Counts how often it was too late."""
 
@@ -135,6 +167,13 @@ class Told(TableWriter):
     def write(self, route: Route, records: Sequence[LogRecord]) -> None:
         try:
             super().write(route, records)
+        except StoreConflict:
+            self.num_late += 1
+            raise
+
+    def restart(self, partitions: Iterable[Partition]) -> None:
+        try:
+            super().restart(partitions)
         except StoreConflict:
             self.num_late += 1
             raise

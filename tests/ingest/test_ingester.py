@@ -200,6 +200,23 @@ def test_a_log_cut_at_its_end_is_read_again_without_doubling(world: World) -> No
     assert world.column("dead_letters", "payload") == [b"poison after", b"poison before"]
 
 
+def test_a_broken_record_after_a_cut_is_kept_by_a_later_process_too(world: World) -> None:
+    """Below the offset that dead letters were stored up to before the cut."""
+    for number in range(8):
+        world.send(interaction(f"i{number}"))
+    world.send_raw(b"poison before")
+    world.ingest()
+    world.log.truncate(INTERACTIONS_TOPIC, 6)
+    world.send(interaction("i8"))
+    world.ingest()
+    world.send_raw(b"poison after")
+    world.ingest()
+
+    assert world.counts("interactions", "interaction_id") == {f"i{n}": 1 for n in range(9)}
+    assert world.column("dead_letters", "payload") == [b"poison after", b"poison before"]
+    assert world.column("dead_letters", "offset") == [4, 8]
+
+
 def test_the_newer_of_two_writers_fences_the_older(world: World) -> None:
     world.send(interaction("i1"))
     older, newer = world.writer(), world.writer()

@@ -1,6 +1,8 @@
 """Scrubbing: from text to tokens, and what becomes of a row."""
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from onlinerl.errors import ConfigError, DependencyMissing
+from onlinerl.ingest import scrub_tokens
 from onlinerl.ingest.scrub import RowScrubber
 from onlinerl.ingest.scrub_config import Action, PresidioConfig, ScrubConfig, ScrubRule
 from onlinerl.ingest.scrub_presidio import PresidioScrubber, open_analyzer
@@ -103,6 +106,42 @@ def test_what_is_not_masked_reveals_no_character_of_a_span(data: st.DataObject) 
         assert (number in masked) == (touches and first < last)
         at += len(piece)
     assert len(shown) <= len(whole) - (last - first)
+
+
+@given(st.data())
+def test_many_spans_become_what_each_of_them_alone_is(data: st.DataObject) -> None:
+    whole = data.draw(st.lists(st.sampled_from([b"a", "é".encode(), "🎉".encode(), b"\xff"])))
+    joined = b"".join(whole)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(joined)))) | {0, len(joined)})
+    pieces = [joined[a:b] for a, b in pairwise(cuts)]
+    text = TokenText(range(len(pieces)), bytes_of=pieces.__getitem__)
+    places = st.integers(0, len(text.text))
+    spans = data.draw(st.lists(st.tuples(places, places)))
+
+    def tokens_of(span: tuple[int, int]) -> set[int]:
+        start, end = (len(text.text[:at].encode("utf-8", "surrogateescape")) for at in span)
+        return {n for n, at in enumerate(cuts[:-1]) if at < end and cuts[n + 1] > start < end}
+
+    found = text.tokens_of(spans)
+    assert {n for a, b in found for n in range(a, b)} == set().union(*map(tokens_of, spans))
+    assert found == merged(found)
+
+
+def test_text_is_measured_once_however_many_findings_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+
+    def num_bytes(text: str) -> int:
+        measured.append(len(text))
+        return len(text.encode())
+
+    monkeypatch.setattr(scrub_tokens, "_num_bytes", num_bytes)
+    text = TokenText(ids("é 漢 " * 50), bytes_of=letters)
+
+    text.tokens_of([(at, at + 1) for at in range(0, 200, 2)])
+
+    assert sum(measured) <= 200
 
 
 @pytest.fixture(scope="module")
@@ -268,18 +307,24 @@ def test_a_model_without_a_tokenizer_is_an_error_that_names_it(tmp_path: Path) -
         open_token_bytes(str(tmp_path))
 
 
+@dataclass
 class Person:
-    entity_type, start, end, score = "PERSON", 5, 8, 0.9
+    start: int
+    end: int
+    entity_type: str = "PERSON"
+    score: float = 0.9
 
 
 class MemoryAnalyzer:
-    """Finds the same name in every text."""
+    """Finds one name, and takes only what spaCy takes."""
 
     def analyze(
         self, text: str, language: str, *, entities: list[str], score_threshold: float
     ) -> Sequence[Person]:
         assert (language, entities, score_threshold) == ("en", ["PERSON"], 0.5)
-        return [Person()]
+        text.encode()  # an error where a character is cut in half
+        assert len(text) <= 1_000_000
+        return [Person(*found.span()) for found in re.finditer("Ada", text)]
 
 
 def test_presidio_is_one_more_scrubber() -> None:
@@ -287,10 +332,30 @@ def test_presidio_is_one_more_scrubber() -> None:
     named: Scrubber = PresidioScrubber(MemoryAnalyzer(), config=config)
     rows = RowScrubber(ScrubConfig(presidio=config), scrubbers=[named], bytes_of=letters)
 
-    done = rows.scrub("interactions", one_row("I am Ada, hello", "         "))
+    done = rows.scrub("interactions", one_row("I am Ada, hello", "Ada who?"))
 
     assert done.rows["prompt_mask_spans"].to_pylist() == [[{"start": 5, "end": 8}]]
     assert done.findings[("presidio.PERSON", "mask_span")] == 2
+
+
+def test_presidio_is_not_shown_half_a_character() -> None:
+    config = PresidioConfig(entities=("PERSON",))
+    named: Scrubber = PresidioScrubber(MemoryAnalyzer(), config=config)
+    rows = RowScrubber(ScrubConfig(presidio=config), scrubbers=[named], bytes_of=letters)
+    cut_off = completion([*b"Hi Ada ", *"漢".encode()[:2]])
+
+    done = rows.scrub("interactions", to_table(interaction_rows(interaction(choices=[cut_off]))))
+
+    assert done.rows["mask_spans"].to_pylist() == [[{"start": 3, "end": 6}]]
+
+
+def test_presidio_is_shown_a_long_text_in_pieces_and_every_name_is_found_once() -> None:
+    named = PresidioScrubber(MemoryAnalyzer(), config=PresidioConfig(entities=("PERSON",)))
+
+    found = named.find("Ada, " * 210_000)
+
+    spans = sorted((each.start, each.end) for each in found)
+    assert spans == [(at, at + 3) for at in range(0, 1_050_000, 5)]
 
 
 def test_presidio_without_its_extra_names_the_extra() -> None:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,14 +16,19 @@ from pyarrow import parquet
 
 from onlinerl.errors import ConfigError, ServiceUnavailable, StoreConflict
 from onlinerl.rollout_store import erasure as erasure_module
+from onlinerl.rollout_store import resurrection as resurrection_module
 from onlinerl.rollout_store.audit import record_act
+from onlinerl.rollout_store.deletion import Position, delete_positions
 from onlinerl.rollout_store.erased import ErasedSet
 from onlinerl.rollout_store.erasure import STEPS, Erasure
 from onlinerl.rollout_store.erasure_scope import Scope
 from onlinerl.rollout_store.erasure_state import StateFile
+from onlinerl.rollout_store.maintenance_config import RetentionConfig
 from onlinerl.rollout_store.resurrection import remove_resurrected
+from onlinerl.rollout_store.retention import expire
 from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.snapshots import create_snapshot, find, hold, readable
+from onlinerl.rollout_store.store import DeltaStore
 from tests.events import NOON, feedback, feedback_row, interaction, interaction_rows
 from tests.rollout_store.people import People, hash_of, some_id
 
@@ -222,6 +227,32 @@ def test_snapshots_that_hold_rows_are_marked_and_others_stay(tmp_path: Path) -> 
     assert held is not None
     assert held.action == "mark"
     assert traces_of_ada(people) == []
+
+
+@pytest.mark.parametrize("step", ["marked", "deleted"])
+def test_a_snapshot_made_while_rows_go_is_marked_and_ends_no_pass_of_upkeep(
+    people: People, step: str
+) -> None:
+    """Made before the deletion, or with versions that were looked up before it."""
+    before = people.store.versions()
+
+    def meanwhile(at: str) -> None:
+        if at == step:
+            hold(people.store, "cycle/3", versions=before, at=now(), for_s=600)
+            people.says("cat-1", user="cat", session="s-cat")
+            create_snapshot(people.store, f"after-{at}", actor="me", reason="", at=now())
+
+    report = erasure(people, fault=meanwhile).run(ADA)
+
+    marked = {"cycle/3", "after-marked"} if step == "marked" else {"cycle/3"}
+    assert set(report.snapshots_marked) == marked
+    for name in marked:
+        with pytest.raises(ConfigError, match="cannot be read since"):
+            readable(people.store, name, at=now())
+    if step == "deleted":
+        assert readable(people.store, "after-deleted", at=now())
+    done = expire(people.store, RetentionConfig(interactions=9000), actor="maintain", at=now())
+    assert list(done) == []
 
 
 def test_a_log_with_statistics_of_ids_is_cut(people: People) -> None:
@@ -455,6 +486,63 @@ def test_a_row_that_came_back_after_all_is_deleted_by_upkeep(people: People) -> 
     assert remove_resurrected(people.store, actor="maintain", at=now()) == 0
     assert some_id("ada-new") in people.column("interactions", "interaction_id")
     assert "erase.resurrected" in people.column("audit", "action")
+
+
+def test_snapshots_that_hold_rows_that_came_back_are_marked(people: People) -> None:
+    erasure(people).run(ADA)
+    create_snapshot(people.store, "before", actor="me", reason="", at=now())
+    people.stored_at = now()
+    people.says("ada-1", user="ada", session="s-ada", at=NOON)
+    people.judges("again", interaction_id=some_id("ada-1"))
+    create_snapshot(people.store, "with", actor="me", reason="", at=now())
+    hold(people.store, "cycle/3", versions=people.store.versions(), at=now(), for_s=600)
+
+    assert remove_resurrected(people.store, actor="maintain", at=now()) == 2
+
+    with pytest.raises(ConfigError, match="rows in it were of an erased person"):
+        readable(people.store, "with", at=now())
+    held = find(people.store, "cycle/3")
+    assert held is not None
+    assert held.action == "mark"
+    assert readable(people.store, "before", at=now())
+
+
+def test_a_snapshot_made_while_rows_that_came_back_go_is_marked(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    erasure(people).run(ADA)
+    people.stored_at = now()
+    people.says("ada-1", user="ada", session="s-ada", at=NOON)
+
+    def delete_late(store: DeltaStore, table: str, positions: Iterable[Position]) -> int:
+        create_snapshot(store, "with", actor="me", reason="", at=now())
+        return delete_positions(store, table, positions)
+
+    monkeypatch.setattr(resurrection_module, "delete_positions", delete_late)
+
+    assert remove_resurrected(people.store, actor="maintain", at=now()) == 1
+    with pytest.raises(ConfigError, match="rows in it were of an erased person"):
+        readable(people.store, "with", at=now())
+
+
+def test_a_dead_letter_that_came_back_after_all_is_deleted_by_upkeep(people: People) -> None:
+    erasure(people).run(ADA)
+    people.stored_at = now()
+    create_snapshot(people.store, "before", actor="me", reason="", at=now())
+    people.breaks(json.dumps({"tenant": "acme", "session_id": "s-ada"}).encode())
+    people.breaks(json.dumps({"tenant": "acme", "session_id": "s-bob"}).encode())
+    create_snapshot(people.store, "with", actor="me", reason="", at=now())
+
+    assert remove_resurrected(people.store, actor="maintain", at=now()) == 1
+    assert remove_resurrected(people.store, actor="maintain", at=now()) == 0
+
+    assert people.column("dead_letters", "payload") == [
+        b'{"of": "nobody"}',
+        b'{"tenant": "acme", "session_id": "s-bob"}',
+    ]
+    with pytest.raises(ConfigError, match="rows in it were of an erased person"):
+        readable(people.store, "with", at=now())
+    assert readable(people.store, "before", at=now())
 
 
 def test_an_act_that_names_the_person_stays_without_the_name(people: People) -> None:

@@ -84,3 +84,24 @@ def test_a_demonstration_comes_with_the_whole_prompt_it_answers(tmp_path: Path) 
         ("f1", "i1", "better", [1, 2, 3], [0, 0, 0]),
         ("f2", "i2", "best", [1, 2, 3, 7, 8, 4], [0, 0, 0, 0, 0, 1]),
     ]
+
+
+def test_feedback_on_a_session_is_never_about_what_a_shadow_answered(tmp_path: Path) -> None:
+    shadow = {"arm": "shadow", "served_at": after(1)}
+    events: list[Event] = [
+        interaction("i1"),
+        interaction("shadow", **shadow),
+        interaction("alone", session_id="s2", **shadow),
+        feedback("f1", session_id="s1", given_at=after(2)),
+        feedback("f2", session_id="s2", given_at=after(1)),
+        feedback("f3", session_id="s1", value=None, demonstration="best", given_at=after(2)),
+    ]
+    connection = views_of(tmp_path, *events, rewards=RewardsConfig(metrics=CONFIG.metrics))
+
+    used = "SELECT feedback_id, outcome, delay_s FROM feedback_use WHERE value IS NOT NULL"
+    assert connection.execute(f"{used} ORDER BY 1").fetchall() == [
+        ("f1", "counts", 120.0),
+        ("f2", "no_target", None),
+    ]
+    shown = connection.execute("SELECT feedback_id, interaction_id FROM demonstrations")
+    assert shown.fetchall() == [("f3", "i1")]

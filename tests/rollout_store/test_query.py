@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,7 +11,7 @@ from pyarrow import parquet
 from onlinerl.config import Settings
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
-from onlinerl.rollout_store.query import run_query
+from onlinerl.rollout_store.query import Format, run_query
 from tests.events import feedback, interaction
 from tests.rollout_store.views_of import stored
 
@@ -96,6 +97,28 @@ def test_parquet_can_be_read_back(
 
     table = parquet.read_table(pa.BufferReader(capsysbinary.readouterr().out))
     assert table["completion_token_ids"].to_pylist() == [[7, 8]]
+
+
+@pytest.mark.parametrize("format", ["table", "json", "csv", "parquet"])
+def test_columns_of_one_name_are_all_shown_each_under_a_name_of_its_own(
+    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes], format: Format
+) -> None:
+    run_query(settings, "SELECT 1 AS a, 2 AS b, 3 AS a, 4 AS a_1, 5 AS a", format)
+
+    out = capsysbinary.readouterr().out
+    if format == "table":
+        words = [re.findall(r"\w+", line) for line in out.decode().splitlines()]
+        names, values = [found for found in words if found]
+    elif format == "json":
+        (row,) = json.loads(out)
+        names, values = list(row), [str(value) for value in row.values()]
+    elif format == "csv":
+        names, values = (line.replace('"', "").split(",") for line in out.decode().splitlines())
+    else:
+        table = parquet.read_table(pa.BufferReader(out))
+        names, values = table.column_names, [str(value.to_pylist()[0]) for value in table.columns]
+    assert names == ["a", "b", "a_2", "a_1", "a_3"]
+    assert values == ["1", "2", "3", "4", "5"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from onlinerl.errors import ConfigError
+from onlinerl.errors import ConfigError, ServiceUnavailable
+from onlinerl.rollout_store import retention as retention_module
 from onlinerl.rollout_store.maintenance_config import RetentionConfig, TenantRetention
 from onlinerl.rollout_store.retention import due_condition, expire
 from onlinerl.rollout_store.snapshots import create_snapshot, readable
@@ -101,6 +102,39 @@ def test_a_snapshot_of_young_rows_stays(people: People) -> None:
     create_snapshot(people.store, "june", actor="me", reason="", at=AT)
 
     assert expired(people, RetentionConfig(interactions=5)) == {}
+    assert readable(people.store, "june", at=AT)
+
+
+@pytest.mark.parametrize("lost", ["*/*.parquet", "_delta_log/*.json"])
+def test_a_snapshot_that_can_never_be_read_again_is_marked_and_the_pass_goes_on(
+    people: People, lost: str
+) -> None:
+    create_snapshot(people.store, "june", actor="me", reason="", at=AT)
+    table = Path(people.store.root) / "interactions"
+    files = list(table.glob(lost))
+    people.store.delta("interactions").optimize.compact()
+    people.store.delta("interactions").create_checkpoint()
+    for file in files:
+        file.unlink()
+
+    done = list(expire(people.store, RetentionConfig(interactions=5), actor="maintain", at=AT))
+
+    assert [(each.num_rows, each.marked) for each in done] == [(2, ("june",))]
+    with pytest.raises(ConfigError, match="files that it needs are gone"):
+        readable(people.store, "june", at=AT)
+
+
+def test_a_storage_that_fails_marks_nothing(
+    people: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_snapshot(people.store, "june", actor="me", reason="", at=NOON)
+
+    def fail(*args: object, **kwargs: object) -> object:
+        raise ServiceUnavailable("the storage is away")
+
+    monkeypatch.setattr(retention_module, "_count", fail)
+    with pytest.raises(ServiceUnavailable, match="the storage is away"):
+        expired(people, RetentionConfig(interactions=5))
     assert readable(people.store, "june", at=AT)
 
 

@@ -156,6 +156,23 @@ def test_feedback_on_a_session_says_nothing_of_turns_that_were_served_later(
     }
 
 
+def test_what_a_shadow_answered_is_no_turn_of_the_session(tmp_path: Path) -> None:
+    turns: list[Event] = [interaction("a"), interaction("b", served_at=after(2))]
+    shadows: list[Event] = [
+        interaction("shadow-a", arm="shadow", served_at=after(1)),
+        interaction("shadow-b", arm="shadow", served_at=after(3)),
+    ]
+    of_session = feedback("f1", session_id="s1", given_at=after(4))
+    config = spec(session_discount=0.5)
+
+    plain = rewards(tmp_path / "1", *turns, of_session, config=config)
+    assert plain == {("a", 0): 0.5, ("b", 0): 1.0}
+    assert rewards(tmp_path / "2", *turns, *shadows, of_session, config=config) == plain
+    judged = feedback("f2", interaction_id="shadow-a", value=0.25)
+    found = rewards(tmp_path / "3", *turns, *shadows, of_session, judged, config=config)
+    assert found == {**plain, ("shadow-a", 0): 0.25}
+
+
 @pytest.mark.parametrize(
     ("aggregate", "first_turn"),
     # On i1 the values 1 and 3 count 1 and 1/2 times; the offset of 1 as the values do.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
+from onlinerl.rollout_store.config import MetricConfig, RewardsConfig, SuspicionConfig
 from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.schema import InteractionEvent
 from onlinerl.rollout_store.scope import Scope
@@ -35,8 +35,10 @@ def ingested_daily(folder: Path, events: Sequence[Event]) -> DeltaStore:
     return store
 
 
-def rows(store: DeltaStore, sql: str, scope: Scope | None) -> list[tuple[object, ...]]:
-    with connect(store, rewards=CONFIG, scope=scope) as connection:
+def rows(
+    store: DeltaStore, sql: str, scope: Scope | None, *, config: RewardsConfig = CONFIG
+) -> list[tuple[object, ...]]:
+    with connect(store, rewards=config, scope=scope) as connection:
         return connection.execute(sql).fetchall()
 
 
@@ -127,6 +129,29 @@ def test_a_reward_in_scope_is_discounted_over_the_whole_session(tmp_path: Path) 
     assert rows(store, reward, Scope(interaction_ids=["i2"])) == [
         ("i1", 0.25), ("i2", 0.5), ("i3", 1.0)
     ]  # fmt: skip
+
+
+def test_a_user_is_capped_in_scope_over_the_whole_window_of_the_cap(tmp_path: Path) -> None:
+    """Weeks from the first of January on: eve gave 4 of 5 in this one, 1 of 2 in scope."""
+    config = RewardsConfig(
+        metrics=CONFIG.metrics, user_cap=0.5, suspicion=SuspicionConfig(window_s=7 * 86400.0)
+    )
+    later = NOON + 4 * DAY
+    events: list[Event] = [
+        interaction("old"),
+        interaction("new", session_id="s2", served_at=later),
+        *(feedback(f"f{n}", interaction_id="old", user="eve") for n in (1, 2, 3)),
+        feedback("f4", interaction_id="new", user="eve", value=0.0, given_at=later),
+        feedback("f5", interaction_id="new", user="bob", value=1.0, given_at=later),
+    ]
+    store = ingested_daily(tmp_path, events)
+
+    # each of eve's counts 0.5 * 5 / 4 = 0.625
+    reward = "SELECT reward, weight FROM rewards WHERE interaction_id = 'new'"
+    for scope in (None, Scope(since=later), Scope(interaction_ids=["new"])):
+        assert rows(store, reward, scope, config=config) == [
+            (pytest.approx(1 / 1.625), pytest.approx(1.625 / 2))
+        ]
 
 
 def columns(view: str) -> str:

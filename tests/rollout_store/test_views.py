@@ -153,8 +153,10 @@ def test_a_session_is_counted_per_tenant(tmp_path: Path) -> None:
         interaction("i1", choices=[completion(), completion([1, 2, 3], choice_index=1)]),
         interaction("i2", served_at=after(5)),
         interaction("i3", tenant="globex", served_at=after(9)),
+        interaction("shadow", arm="shadow", served_at=after(11)),
         feedback("f1", interaction_id="i1", choice_index=1, value=0.5),
         feedback("f2", interaction_id="i2", value=1.0),
+        feedback("f3", interaction_id="shadow", value=0.0),
         rewards=ACCEPTED,
     )
 
