@@ -73,8 +73,8 @@ class Choice:
         """The answer as it was shown."""
         return Message(
             role="assistant",
-            content=self._parser.content,
-            reasoning=self._parser.reasoning,
+            content=self._content(),
+            reasoning=self._reasoning(),
             tool_calls=self._calls(),
         )
 
@@ -83,8 +83,8 @@ class Choice:
         """The answer as protocols write it; for a choice that has ended."""
         return Outcome(
             choice_index=self.sampled.choice_index,
-            content=self._parser.content,
-            reasoning=self._parser.reasoning,
+            content=self._content(),
+            reasoning=self._reasoning(),
             tool_calls=self._calls(),
             finish_reason=self.sampled.finish_reason or "error",
             stop_string=self._parser.cut_at,
@@ -172,6 +172,18 @@ class Choice:
         if reason != "stop" and not self.is_cut:
             return reason
         return "tool_calls" if self._calls() else "stop"
+
+    def _content(self) -> str:
+        if not self._second_call:
+            return self._parser.content
+        # The parser may have read on, past the call that is not shown.
+        return "".join([piece.text for piece in self._shown if isinstance(piece, TextDelta)])
+
+    def _reasoning(self) -> str | None:
+        if not self._second_call:
+            return self._parser.reasoning
+        thought = [piece.text for piece in self._shown if isinstance(piece, ReasoningDelta)]
+        return "".join(thought) if thought else None
 
     def _calls(self) -> tuple[ToolCall, ...]:
         calls = self._parser.tool_calls

@@ -117,6 +117,9 @@ class MessagesWriter:
         return _lines([error_body(failure)])
 
 
+_THREAD = "thread"
+
+
 def read_counted(value: object) -> Request:
     """What a `count_tokens` body asks about.
 
@@ -133,10 +136,11 @@ def error_body(error: RequestRefused | EngineFailed) -> Body:
     # This envelope has no field for the parameter, so the message names it.
     named = param is None or param in error.message
     message = error.message if named else f"{param}: {error.message}"
-    return {
-        "type": "error",
-        "error": {"type": _KINDS.get(error.status, kind), "message": message},
-    }
+    body: Body = {"type": _KINDS.get(error.status, kind), "message": message}
+    if param == _THREAD:
+        # Anthropic's tool runner asks for a thread first, and goes on without one when told so.
+        body["details"] = {"error_code": "thread_unsupported_request", "unsupported": [_THREAD]}
+    return {"type": "error", "error": body}
 
 
 def _request(body: CountBody, *, sampling: Sampling) -> Request:

@@ -203,12 +203,33 @@ def _messages(
 ) -> tuple[Message, ...]:
     """The conversation; instructions count for one request, those of earlier ones do not."""
     known = [item for row in chain for item in (*row.input_items, *row.body["output"])]
+    _check_each_is_new(known, given)
     messages = messages_of([*known, *given], first=len(known))
     if instructions:
         messages = (Message(role="system", content=instructions), *messages)
     if not messages:
         raise wrong("input", "give a text or at least one item")
     return messages
+
+
+def _check_each_is_new(known: Sequence[Item], given: Sequence[Item]) -> None:
+    """An item that is sent again beside the response that holds it would be said twice.
+
+    Raises:
+        RequestRefused: naming it.
+    """
+    seen = {item["id"] for item in known if item.get("id")}
+    for number, item in enumerate(given):
+        item_id = item.get("id") if isinstance(item, dict) else None
+        if not isinstance(item_id, str):
+            continue
+        if item_id in seen:
+            raise wrong(
+                f"input.{number}.id",
+                f"{item_id!r} is there already, in the input or in what previous_response_id names:"
+                " send it once",
+            )
+        seen.add(item_id)
 
 
 def _with_ids(items: Sequence[Item], *, source: str) -> tuple[Item, ...]:

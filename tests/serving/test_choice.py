@@ -151,6 +151,34 @@ def test_without_parallel_calls_the_answer_ends_before_the_second() -> None:
     assert [call.id for call in choice.message.tool_calls] == ["c0"]
 
 
+class AtTheEnd(Calls):
+    """A parser that reads calls, and what is around them, only when the answer has ended."""
+
+    reasoning: str | None = "hm, no"  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[int] = []
+
+    def push(self, token_id: int) -> Sequence[Piece]:
+        self.held.append(token_id)
+        return []
+
+    def end(self) -> Sequence[Piece]:
+        return [piece for token_id in self.held for piece in super(AtTheEnd, self).push(token_id)]
+
+
+def test_what_follows_a_second_call_that_is_not_shown_is_not_in_the_answer() -> None:
+    request = Generate(request_id="r", token_ids=[1], sampling={})
+    choice = Choice(request, index=0, parser=AtTheEnd(), parallel_calls=False)
+    pieces = choice.take(chunk("~a#b#c", finish_reason="stop"))
+
+    shown = "".join(piece.text for piece in pieces if isinstance(piece, TextDelta))
+    assert shown == choice.outcome.content == choice.message.content == "ab"
+    assert choice.outcome.reasoning == choice.message.reasoning == "hm"
+    assert len(choice.outcome.tool_calls) == 1
+
+
 def test_pieces_of_different_kinds_stay_apart() -> None:
     pieces = make_calls().take(chunk("~~a~b#"))
 

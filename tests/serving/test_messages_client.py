@@ -99,6 +99,30 @@ async def test_three_turns_with_tools_extend_one_session_token_for_token(
     )
 
 
+async def test_the_tool_runner_runs_with_its_defaults(chatml: TemplateRenderer) -> None:
+    looked: list[str] = []
+
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """Looks."""
+        looked.append(city)
+        return "sunny"
+
+    async with serving(chatml, CALL, "It is sunny.") as world:
+        runner = anthropic_client(world).beta.messages.tool_runner(
+            model="assistant",
+            max_tokens=200,
+            messages=[{"role": "user", "content": "Weather?"}],
+            tools=[weather],
+        )
+        answers = [answer async for answer in runner]
+
+    assert looked == ["Bern"]
+    assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"]
+    first, second = world.interactions
+    assert second.parent_id == first.interaction_id
+
+
 async def test_a_stop_sequence_is_named_and_not_shown(chatml: TemplateRenderer) -> None:
     async with serving(chatml, "Click END the link.") as world:
         client = anthropic_client(world)

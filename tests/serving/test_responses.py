@@ -106,6 +106,24 @@ async def test_a_session_that_is_named_comes_before_that_of_the_stored_response(
         await wire.read(asked({**more, "metadata": {"session_id": "not plain"}}))
 
 
+async def test_an_item_that_is_there_already_is_refused_and_named(wire: ResponsesWire) -> None:
+    await serve(wire, {"input": "One"}, outcome(said("A")))
+    stored = await wire.store.get(f"resp_{FIRST}", tenant="acme")
+    assert stored is not None
+    (item,) = stored.body["output"]
+    new = {"type": "message", "role": "user", "content": "Two"}
+    own = {**new, "id": "mine"}
+    more = {"model": "m", "previous_response_id": f"resp_{FIRST}"}
+
+    with pytest.raises(RequestRefused, match="is there already") as caught:
+        await wire.read(asked({**more, "input": [new, item]}))
+    assert (caught.value.status, caught.value.param) == (400, "input.1.id")
+    with pytest.raises(RequestRefused, match=r"input\.1\.id: 'mine' is there already"):
+        await wire.read(asked({"model": "m", "input": [own, own]}))
+    alone = await wire.read(asked({"model": "m", "input": [item, own]}))
+    assert [message.content for message in alone.messages] == ["A", "Two"]
+
+
 async def test_instructions_count_for_one_request_only(wire: ResponsesWire) -> None:
     first = await serve(wire, {"input": "One", "instructions": "Be brief."}, outcome(said("A")))
     second = await wire.read(
