@@ -104,7 +104,8 @@ def reward_gate(answers: Sequence[ScoredAnswer], config: RewardGateConfig) -> Ga
         return GateResult("reward", "skipped", None, -config.margin, detail)
     detail = (
         f"{estimate.difference:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}], effective"
-        f" answers {estimate.ess:.0f} of {estimate.num_answers}, SNIPS {estimate.snips:+.3f}"
+        f" answers {estimate.ess:.0f} of {estimate.num_answers}, SNIPS {estimate.snips:+.3f};"
+        f" fails when the upper end is below {-config.margin:+.3f}"
     )
     if not _has_evidence(estimate, config):
         detail = f"not enough evidence: {detail}"

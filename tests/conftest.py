@@ -1,6 +1,7 @@
 """Fixtures that several folders use, and which tests share a worker."""
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,15 @@ def smollm2_dir() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model_dir() -> Path:
     return models.tiny_model()
+
+
+@pytest.fixture(autouse=True)
+def umask_as_before() -> Iterator[None]:
+    """A command run within a test closes its files to others, and so would this process be."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(autouse=True)

@@ -1,9 +1,11 @@
 """What can be known to be wrong before anything is started. Each check is one line of `doctor`."""
 
+import http.client
 import importlib.util
 import os
 import re
 import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -36,6 +38,10 @@ PACKAGES = {
 """Importable name and the extra or lock that brings it."""
 
 
+_UNVERIFIED = ssl.create_default_context()
+_UNVERIFIED.check_hostname = False
+_UNVERIFIED.verify_mode = ssl.CERT_NONE
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -49,9 +55,28 @@ class Finding:
 
 
 def address_of(url: str) -> tuple[str, int]:
-    """Host and port of `http://host:port` or `host:port`."""
+    """Host and port of `http://host:port` or `host:port`.
+
+    Raises:
+        ConfigError: when the port is none.
+    """
     parts = urlsplit(url if "//" in url else f"//{url}")
-    return parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"{without_password(url)}: {error}") from error
+    return parts.hostname or "127.0.0.1", port or (443 if parts.scheme == "https" else 80)
+
+
+def without_password(url: str) -> str:
+    """A URL that may be printed."""
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+def gateway_url(settings: "Settings") -> str:
+    """Where clients of this machine find the gateway."""
+    scheme = "https" if settings.gateway.tls.cert else "http"
+    return f"{scheme}://{settings.gateway.host}:{settings.gateway.port}"
 
 
 def port_is_open(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
@@ -64,16 +89,21 @@ def port_is_open(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
 
 
 def http_problem(url: str, *, timeout_s: float = 2.0, secret: str | None = None) -> str | None:
-    """None when `url` answers 2xx, else why not; `secret` opens the guard of an engine."""
+    """None when `url` answers 2xx, else why not; `secret` opens the guard of an engine.
+
+    A certificate is not verified: what is asked is whether something answers.
+    """
+    shown = without_password(url)
     headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     try:
         request = urllib.request.Request(url, headers=headers)
-        with urllib.request.urlopen(request, timeout=timeout_s) as response:
-            return None if response.status < 300 else f"{url} answers {response.status}"
+        context = _UNVERIFIED if url.startswith("https:") else None
+        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as response:
+            return None if response.status < 300 else f"{shown} answers {response.status}"
     except urllib.error.HTTPError as error:
-        return f"{url} answers {error.code}: {error.read(300).decode(errors='replace')}"
-    except (OSError, ValueError) as error:
-        return f"{url}: {error}"
+        return f"{shown} answers {error.code}: {error.read(300).decode(errors='replace')}"
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return f"{shown}: {error}"
 
 
 def ports_of(settings: "Settings") -> dict[str, tuple[str, int]]:
@@ -116,6 +146,8 @@ def static_findings(settings: "Settings") -> Iterator[Finding]:
 
 def port_findings(settings: "Settings") -> Iterator[Finding]:
     """Ports that the stack needs and that are taken."""
+    if not settings.gateway.port:
+        yield Finding("gateway.port", "wrong", "0 is any free port; name one that others can ask")
     for name, (host, port) in ports_of(settings).items():
         if port_is_open(host, port):
             yield Finding(
@@ -132,7 +164,7 @@ def _model(settings: "Settings") -> Finding:
         return Finding(subject, "wrong", "empty; name a folder or a Hugging Face id")
     folder = Path(model)
     if not folder.is_dir():
-        if not _HUB_ID.fullmatch(model) or (settings.data_dir.parent / folder.parts[0]).is_dir():
+        if not _HUB_ID.fullmatch(model):
             return Finding(subject, "wrong", f"{model} is not a folder")
         return Finding(subject, "note", f"{model} is not a local folder; it will be downloaded")
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).exists()]
@@ -157,6 +189,8 @@ def _data_dir(settings: "Settings") -> Finding:
     folder = settings.data_dir
     while not folder.exists():
         folder = folder.parent
+    if not folder.is_dir():
+        return Finding("data_dir", "wrong", f"{folder} is not a folder")
     if not os.access(folder, os.W_OK):
         return Finding("data_dir", "wrong", f"{settings.data_dir} cannot be written")
     return Finding("data_dir", "ok", str(settings.data_dir))
@@ -214,7 +248,7 @@ def _engine_is_guarded(settings: "Settings") -> Finding:
 
 
 def service_checks(settings: "Settings") -> dict[str, Callable[[], str | None]]:
-    """For every part: None when it answers, else why not."""
+    """For every part: None when it answers, or has no port to be asked at, else why not."""
     host, port = address_of(settings.broker.bootstrap.split(",")[0])
     ports = ports_of(settings)
 
@@ -227,12 +261,18 @@ def service_checks(settings: "Settings") -> dict[str, Callable[[], str | None]]:
         url = f"http://{ports[name][0]}:{ports[name][1]}{path}"
         return lambda: http_problem(url, secret=secret)
 
+    def gateway() -> str | None:
+        if settings.gateway.tls.client_ca:  # it answers nobody without a certificate
+            where = (settings.gateway.host, settings.gateway.port)
+            return None if port_is_open(*where) else f"nothing listens on {where[0]}:{where[1]}"
+        return http_problem(f"{gateway_url(settings)}/health/ready")
+
     return {
         "broker": broker,
         "registry": lambda: http_problem(f"{settings.registry.tracking_uri.rstrip('/')}/health"),
         "engine": health("engine", "/health", secret=os.environ.get(ENGINE_SECRET)),
         "deploy": health("deploy", "/health/ready"),
-        "gateway": health("gateway", "/health/ready"),
+        "gateway": gateway,
         "ingest": health("ingest", "/health/ready"),
         "maintain": health("maintain", "/health/ready"),
         "schedule": health("schedule", "/health/ready"),

@@ -4,6 +4,7 @@ Nothing heavy is imported before the command is known, so `--help` and a typing 
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from onlinerl.store_commands import add_store_commands
 if TYPE_CHECKING:
     from onlinerl.config import Settings
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_CONFIG = Path("onlinerl.toml")
 
 
@@ -25,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 when it did its work, 1 with a message when it could not, 2 for usage."""
     arguments = _parser().parse_args(argv)
     _refuse_telemetry()
+    _keep_others_out()
     logs.configure(arguments.log_level)
     try:
         return int(arguments.handler(arguments))
@@ -42,6 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        logger.debug("failed", exc_info=True)
+        sys.stderr.write(f"onlinerl {arguments.command}: {error}\n")
+        return 1
 
 
 def _refuse_telemetry() -> None:
@@ -50,6 +61,11 @@ def _refuse_telemetry() -> None:
         os.environ.setdefault(variable, "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+
+def _keep_others_out() -> None:
+    """What users said lies in files of several parts; who is neither owner nor group reads none."""
+    os.umask(os.umask(0o077) | 0o007)
 
 
 def _settings(arguments: argparse.Namespace) -> "Settings":
@@ -61,7 +77,10 @@ def _settings(arguments: argparse.Namespace) -> "Settings":
 def _up(arguments: argparse.Namespace) -> int:
     from onlinerl.stack import run_up
 
-    return run_up(_settings(arguments), config=arguments.config, overrides=arguments.set)
+    options = ["--log-level", arguments.log_level]
+    for override in arguments.set:
+        options += ["--set", override]
+    return run_up(_settings(arguments), config=arguments.config, options=options)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -4,10 +4,11 @@ Secrets are never read from here; see `SECRETS` for the environment variables an
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -29,6 +30,8 @@ from onlinerl.serving.config import API_KEYS, GatewayConfig
 from onlinerl.serving.engine_config import ENGINE_SECRET, EngineConfig
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
 
+ConfigT = TypeVar("ConfigT", bound=Config)
+
 SECRETS = {
     USER_HASH_KEY: (
         "keys the hash under which user ids are logged; without it no user id is logged at all"
@@ -49,7 +52,7 @@ class Settings(Config):
     """Everything that the one-machine stack and each of its parts can be told."""
 
     data_dir: Path = Path(".onlinerl")
-    """Folder for everything that is written; relative to the configuration file."""
+    """Folder for everything that is written."""
 
     policy: PolicyConfig
     """The model that is being improved."""
@@ -137,8 +140,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
     """Read a TOML file and apply `section.key=value` overrides.
 
     Values of overrides are TOML (`1e-5`, `true`, `[1, 2]`); what is not TOML is taken as a string.
-    A relative `data_dir` or `gateway.keys_file`, or a `policy.base_model` that is a relative path,
-    starts at the file's folder, so that a command means the same wherever it is run.
+    Paths that are relative start at the file's folder, so that a command means the same wherever
+    it is run.
 
     Raises:
         ConfigError: naming the file, the key, the value and the remedy.
@@ -147,6 +150,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"no configuration file at {path}; name one with --config") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     for override in overrides:
@@ -160,30 +165,56 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
 
 
 def _anchored(settings: Settings, base: Path) -> Settings:
-    model = _anchored_model(settings.policy.base_model, base)
-    speculative = settings.engine.speculative
-    speculative = speculative.model_copy(
-        update={"draft_model": _anchored_model(speculative.draft_model, base)}
-    )
-    gateway = settings.gateway
-    if gateway.keys_file:
-        file = str((base / Path(gateway.keys_file).expanduser()).resolve())
-        gateway = gateway.model_copy(update={"keys_file": file})
-    return settings.model_copy(
-        update={
-            "gateway": gateway,
-            "engine": settings.engine.model_copy(update={"speculative": speculative}),
-            "data_dir": (base / settings.data_dir.expanduser()).resolve(),
-            "policy": settings.policy.model_copy(update={"base_model": model}),
-        }
+    """Every path that is relative starts at `base`, and `~` is a home folder."""
+
+    def path(text: str) -> str:
+        # Links stay: a mounted secret is renewed by pointing its link elsewhere.
+        return os.path.normpath(base / Path(text).expanduser()) if text else text
+
+    def model(text: str) -> str:
+        """A Hugging Face id, or another name, stays; what begins with a folder is a path."""
+        is_path = text.startswith((".", "~", "/")) or (base / text.partition("/")[0]).is_dir()
+        return path(text) if text and is_path else text
+
+    gateway, tls = settings.gateway, settings.gateway.tls
+    root, gates = settings.store.root, settings.deploy.gates
+    reference = gates.perplexity.reference
+    draft = settings.engine.speculative
+    presidio = settings.scrub.presidio
+    return _changed(
+        settings,
+        data_dir=(base / settings.data_dir.expanduser()).resolve(),
+        policy=_changed(settings.policy, base_model=model(settings.policy.base_model)),
+        store=_changed(settings.store, root=root if "://" in root else path(root)),
+        gateway=_changed(
+            gateway,
+            keys_file=path(gateway.keys_file),
+            tokenizer=model(gateway.tokenizer),
+            spool=_changed(gateway.spool, dir=path(gateway.spool.dir)),
+            responses=_changed(gateway.responses, path=path(gateway.responses.path)),
+            tls=_changed(
+                tls, cert=path(tls.cert), key=path(tls.key), client_ca=path(tls.client_ca)
+            ),
+        ),
+        engine=_changed(
+            settings.engine, speculative=_changed(draft, draft_model=model(draft.draft_model))
+        ),
+        deploy=_changed(
+            settings.deploy,
+            gates=_changed(
+                gates,
+                perplexity=_changed(
+                    gates.perplexity,
+                    reference=None if reference is None else Path(path(str(reference))),
+                ),
+            ),
+        ),
+        scrub=_changed(settings.scrub, presidio=_changed(presidio, model=model(presidio.model))),
     )
 
 
-def _anchored_model(model: str, base: Path) -> str:
-    """An absolute path where `model` is a relative one; a Hugging Face id as it is."""
-    if model and (model.startswith((".", "~")) or (base / model).is_dir()):
-        return str((base / Path(model).expanduser()).resolve())
-    return model
+def _changed(config: ConfigT, **values: object) -> ConfigT:
+    return config.model_copy(update=values)
 
 
 def _override(document: dict[str, object], override: str) -> None:

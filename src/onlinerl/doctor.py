@@ -8,6 +8,7 @@ from onlinerl.checks import Finding, ports_of, service_checks, static_findings
 if TYPE_CHECKING:
     from onlinerl.config import Settings
 
+_MAY_BE_ELSEWHERE = ("broker", "registry")
 MARKS = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}
 
 
@@ -27,6 +28,9 @@ def _services(settings: "Settings") -> list[Finding]:
     findings = []
     ports = ports_of(settings)
     for name, problem_of in service_checks(settings).items():
+        if name not in ports and name not in _MAY_BE_ELSEWHERE:
+            findings.append(Finding(name, "note", "not looked at: it has no port of its own"))
+            continue
         problem = problem_of()
         where = "{}:{}".format(*ports[name]) if name in ports else "external"
         if problem is None:

@@ -20,9 +20,11 @@ from rich.console import Console
 from onlinerl.checks import (
     Finding,
     address_of,
+    gateway_url,
     port_findings,
     service_checks,
     static_findings,
+    without_password,
 )
 from onlinerl.embedded_broker import tansu_command
 from onlinerl.errors import ConfigError, LeaseHeld
@@ -38,8 +40,13 @@ _REST = ("ingest", "deploy", "gateway", "schedule", "maintain")
 """Parts that start when the services answer."""
 
 
-def run_up(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> int:
+def run_up(settings: "Settings", *, config: Path, options: Sequence[str]) -> int:
     """Start all parts, print where each is, keep them running; 0 after Ctrl-C or SIGTERM.
+
+    Args:
+        settings: The configuration.
+        config: Its file.
+        options: What each part is given on its command line beside the file.
 
     Raises:
         ConfigError: naming all that is wrong, before anything was started.
@@ -51,7 +58,7 @@ def run_up(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> i
         _refuse_what_is_wrong([*static_findings(settings), *port_findings(settings)])
         supervisor = Supervisor(log_dir=settings.folder("logs"))
         try:
-            _start(settings, supervisor, console, config=config, overrides=overrides)
+            _start(settings, supervisor, console, config=config, options=options)
             console.print(_where_to_look(settings))
             while True:
                 supervisor.check()
@@ -73,10 +80,10 @@ def _start(
     console: Console,
     *,
     config: Path,
-    overrides: Sequence[str],
+    options: Sequence[str],
 ) -> None:
     """The engine starts first, since it takes longest; what needs the registry waits for it."""
-    parts = {part.name: part for part in _parts(settings, config=config, overrides=overrides)}
+    parts = {part.name: part for part in _parts(settings, config=config, options=options)}
     for name in ("broker", "registry"):
         if name not in parts:
             console.print(f"  {name:<9} external")
@@ -92,7 +99,7 @@ def _start(
     supervisor.wait_until_healthy([engine, *rest], on_healthy=report)
 
 
-def _parts(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> Iterator[Part]:
+def _parts(settings: "Settings", *, config: Path, options: Sequence[str]) -> Iterator[Part]:
     healthy = service_checks(settings)
     if settings.broker.embedded:
         yield Part(
@@ -111,12 +118,9 @@ def _parts(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> I
             # The job runner and its workers triple the server's memory; nothing here uses them.
             environment={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         )
-    options = ["--config", str(config)]
-    for override in overrides:
-        options += ["--set", override]
     addresses = {
         "engine": f"http://{settings.engine.host}:{settings.engine.port}  (vLLM)",
-        "gateway": f"http://{settings.gateway.host}:{settings.gateway.port}/v1  (OpenAI clients)",
+        "gateway": f"{gateway_url(settings)}/v1  (OpenAI clients)",
         "ingest": f"tables in {settings.store_root}",
         "deploy": f"weights in {settings.weights_root}",
         "maintain": f"upkeep every {settings.maintenance.interval_s:.0f} s",
@@ -125,7 +129,7 @@ def _parts(settings: "Settings", *, config: Path, overrides: Sequence[str]) -> I
     for name, address in addresses.items():
         yield Part(
             name=name,
-            command=[sys.executable, "-m", "onlinerl.cli", name, *options],
+            command=[sys.executable, "-m", "onlinerl.cli", name, "--config", str(config), *options],
             healthy=healthy[name],
             address=address,
             # The engine loads and perhaps compiles the model; the gateway waits for the engine.
@@ -147,12 +151,12 @@ def _mlflow_command(settings: "Settings") -> list[str]:
 
 
 def _where_to_look(settings: "Settings") -> str:
-    gateway = f"http://{settings.gateway.host}:{settings.gateway.port}"
+    gateway, registry = gateway_url(settings), without_password(settings.registry.tracking_uri)
     return (
         "the stack is up\n"
         f"  clients       base_url = {gateway}/v1\n"
         f"  feedback      POST {gateway}/v1/feedback\n"
-        f"  versions      {settings.registry.tracking_uri}/#/models/{settings.policy.name}\n"
+        f"  versions      {registry}/#/models/{settings.policy.name}\n"
         f"  logs          {settings.folder('logs')}\n"
         "  Ctrl-C stops everything"
     )
@@ -174,7 +178,11 @@ def _only_one(data_dir: Path) -> Iterator[None]:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"data_dir {data_dir} cannot be made: {error.strerror}") from error
-    with (data_dir / "up.lock").open("w") as lock:
+    try:
+        lock = (data_dir / "up.lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"data_dir {data_dir} cannot be written: {error.strerror}") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -1,15 +1,20 @@
 """The command line is quick, and says what is wrong without a traceback."""
 
 import hashlib
+import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from onlinerl import stack
 from onlinerl.cli import main
+from onlinerl.config import Settings
 from onlinerl.keys import key_hash
+from onlinerl.rollout_store.store import DeltaStore
 
 HEAVY = ("torch", "vllm", "mlflow", "transformers", "duckdb", "pyarrow", "kafka", "numpy")
 
@@ -28,6 +33,68 @@ def test_help_and_configuration_import_nothing_heavy() -> None:
     assert printed.splitlines()[-1] == "HEAVY []"
     for command in ("up", "gateway", "engine", "ingest", "train", "schedule", "deploy", "query"):
         assert f"    {command} " in printed
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault(tmp_path: Path) -> None:
+    config = tmp_path / "onlinerl.toml"
+    config.write_text('[policy]\nbase_model = "m"\n')
+    sql = "SELECT range AS n FROM range(200000)"
+    DeltaStore(str(tmp_path / ".onlinerl" / "store")).create()
+    command = [sys.executable, "-m", "onlinerl.cli", "query", sql, "--config", str(config)]
+    command += ["--format", "csv"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+
+    assert (first.strip(), said) == (b'"n"', b"")
+
+
+def test_the_parts_of_a_stack_are_given_what_the_stack_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "onlinerl.toml"
+    config.write_text('[policy]\nbase_model = "m"\n')
+    commands: list[Sequence[str]] = []
+
+    def run_up(settings: Settings, *, config: Path, options: Sequence[str]) -> int:
+        commands.extend(
+            part.command for part in stack._parts(settings, config=config, options=options)
+        )
+        return 0
+
+    monkeypatch.setattr(stack, "run_up", run_up)
+    options = ["--log-level", "debug", "--set", "gateway.port=1", "--set", "engine.port=2"]
+    main(["up", "--config", str(config), *options])
+
+    own = [command for command in commands if "onlinerl.cli" in command]
+    assert len(own) == 6
+    assert all(list(command[4:]) == ["--config", str(config), *options] for command in own)
+
+
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "onlinerl.toml"
+    config.write_text('[policy]\nbase_model = "m"\n')
+    (tmp_path / "file").touch()
+
+    assert main(["train", "--config", str(config), "--set", "data_dir=file"]) == 1
+    assert capsys.readouterr().err.startswith("onlinerl train: ")
+
+
+def test_a_command_keeps_its_files_from_others(tmp_path: Path) -> None:
+    config = tmp_path / "onlinerl.toml"
+    config.write_text('[policy]\nbase_model = "m"\n')
+    DeltaStore(str(tmp_path / ".onlinerl" / "store")).create()
+    os.umask(0o022)
+    main(["snapshot", "create", "june", "--config", str(config)])
+    written = [*(tmp_path / ".onlinerl" / "store" / "snapshots").rglob("*.parquet")]
+
+    assert written
+    assert [file.stat().st_mode & 0o777 for file in written] == [0o640] * len(written)
 
 
 def test_a_wrong_configuration_is_one_line_and_exit_code_1(

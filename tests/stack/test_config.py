@@ -33,6 +33,47 @@ def test_relative_paths_start_at_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert load(path).policy.base_model == str(tmp_path / "models" / "base")
 
 
+def test_every_path_starts_at_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "parts").mkdir()
+    text = """
+[store]
+root = "parts/store"
+[gateway]
+tokenizer = "parts/tokenizer"
+keys_file = "parts/keys.json"
+spool.dir = "parts/spool"
+responses.path = "../responses.sqlite"
+tls = { cert = "parts/a.pem", key = "parts/b.pem", client_ca = "parts/c.pem" }
+[deploy]
+gates.perplexity.reference = "parts/reference.txt"
+[scrub]
+presidio.model = "parts/model"
+"""
+    path = write(tmp_path, MINIMAL + text)
+    monkeypatch.chdir("/")
+    settings, parts = load(path), tmp_path / "parts"
+
+    assert settings.store_root == str(parts / "store")
+    gateway = settings.gateway
+    assert gateway.tokenizer == str(parts / "tokenizer")
+    assert gateway.keys_file == str(parts / "keys.json")
+    assert gateway.spool.dir == str(parts / "spool")
+    assert gateway.responses.path == str(tmp_path.parent / "responses.sqlite")
+    assert gateway.tls.cert == str(parts / "a.pem")
+    assert gateway.tls.key == str(parts / "b.pem")
+    assert gateway.tls.client_ca == str(parts / "c.pem")
+    assert settings.deploy.gates.perplexity.reference == parts / "reference.txt"
+    assert settings.scrub.presidio.model == str(parts / "model")
+    assert load(path, ["store.root=s3://bucket/store"]).store_root == "s3://bucket/store"
+
+
+def test_a_link_to_a_secret_is_followed_when_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").symlink_to(tmp_path / "of-monday.json")
+    path = write(tmp_path, MINIMAL + '[gateway]\nkeys_file = "keys.json"\n')
+
+    assert load(path).gateway.keys_file == str(tmp_path / "keys.json")
+
+
 def test_a_draft_model_starts_at_the_file_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +133,8 @@ def test_a_wrong_file_is_refused_with_the_key_and_its_value(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no configuration file"):
         load(tmp_path / "absent.toml")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load(tmp_path)
 
 
 def test_an_error_never_repeats_what_may_be_a_secret(tmp_path: Path) -> None:
