@@ -67,7 +67,7 @@ class Commands:
         self._lease = lease
         self._timeout_s = timeout_s
         self._poll_s = poll_s
-        self._console = console or Console(soft_wrap=True)
+        self._console = console or Console(soft_wrap=True, emoji=False)
 
     def promote(self, version: int | None, *, actor: str) -> int:
         """Approve a version and ask for it; 0 when it serves.
@@ -156,9 +156,9 @@ def show_status(
 
 
 def _console() -> Console:
-    console = Console()
+    console = Console(emoji=False)
     # A file or a pipe has no width, and what is folded there cannot be searched.
-    return console if console.is_terminal else Console(width=_WIDTH)
+    return console if console.is_terminal else Console(width=_WIDTH, emoji=False)
 
 
 def _versions_table(

@@ -134,4 +134,4 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table("id", "stored", "topic", "partition", "offset", "bytes", "replayed", "reason")
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 220).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 220, emoji=False).print(table, markup=False)

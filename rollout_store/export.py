@@ -1,7 +1,8 @@
 """`onlinerl export`: consented rows as JSONL or as a Hugging Face dataset, in formats others read.
 
 The window is read in runs of whole days at pinned table versions, so memory is bounded by a run and
-not by the window. Every export is an act in the table `audit`.
+not by the window. Every export is an act in the table `audit`: `export` before its first row is
+written, and `export.done` with how many it wrote.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
 from onlinerl.rollout_store.export_files import DatasetWriter, JsonlWriter, RowWriter, new_folder
 from onlinerl.rollout_store.export_rows import REWARDS, Format, Shape, shape_of, tokens
 from onlinerl.rollout_store.export_text import Decoder, load_decoder
+from onlinerl.rollout_store.query import existing_tables
 from onlinerl.rollout_store.scope import Scope
 from onlinerl.rollout_store.snapshots import readable
 from onlinerl.rollout_store.store import DeltaStore
@@ -84,15 +86,7 @@ def run_export(settings: "Settings", request: ExportRequest, *, actor: str) -> i
         boundary=(low + high) / 2,
     )
     store = DeltaStore(settings.store_root, settings.store.storage_options)
-    done = export(store, request, rewards=settings.rewards, limits=settings.store)
-    record_act(
-        store,
-        actor=actor,
-        action="export",
-        subject=str(request.out),
-        detail={**dataclasses.asdict(request), **dataclasses.asdict(done)},
-        at=datetime.now(UTC),
-    )
+    done = export(store, request, actor=actor, rewards=settings.rewards, limits=settings.store)
     left_out = f", {done.num_left_out} left out: not ChatML, or nothing to choose between"
     sys.stdout.write(
         f"{done.num_rows} rows in {request.out}{left_out if done.num_left_out else ''}\n"
@@ -104,15 +98,16 @@ def export(
     store: DeltaStore,
     request: ExportRequest,
     *,
+    actor: str,
     rewards: RewardsConfig,
     limits: StoreConfig | None = None,
     now: datetime | None = None,
 ) -> Exported:
-    """Write the rows; the folder is only complete when this returns.
+    """Write the rows; the folder is only complete when this returns, and as before if it raises.
 
     Raises:
         ConfigError: the request cannot be met: says why and what would help.
-        ServiceUnavailable: the tables cannot be read.
+        ServiceUnavailable: the tables cannot be read, or the act cannot be written to `audit`.
     """
     if request.include_log and request.format != "chat":
         raise ConfigError(
@@ -125,24 +120,46 @@ def export(
     now = now or datetime.now(UTC)
     versions = _versions(store, request.snapshot, at=now)
     runs = list(_runs(store, request, versions))
-    new_folder(request.out)
     num_rows = num_left_out = 0
-    with _writer(request, shape) as writer, _progress() as progress:
-        bar = progress.add_task("exporting", total=sum(size for _, size in runs))
-        for scope, size in runs:
-            with connect(
-                store, rewards=rewards, versions=versions, as_of=now, scope=scope, limits=limits
-            ) as connection:
-                filled = _filled(connection, shape, request)
-                written, left_out = _export_run(connection, filled, decoder, writer)
-            num_rows, num_left_out = num_rows + written, num_left_out + left_out
-            progress.advance(bar, size)
-    if num_left_out and not num_rows:
-        raise ConfigError(
-            f"none of {num_left_out} rows can be written as {request.format}: their prompts are "
-            "not ChatML; export trl-sft, trl-kto or tokens instead"
-        )
-    return Exported(num_rows=num_rows, num_left_out=num_left_out)
+    with new_folder(request.out):
+        # First of all, so that no copy ever lies there that the table does not know of.
+        _record(store, "export", request, actor=actor)
+        with _writer(request, shape) as writer, _progress() as progress:
+            bar = progress.add_task("exporting", total=sum(size for _, size in runs))
+            for scope, size in runs:
+                with connect(
+                    store, rewards=rewards, versions=versions, as_of=now, scope=scope, limits=limits
+                ) as connection:
+                    filled = _filled(connection, shape, request)
+                    written, left_out = _export_run(connection, filled, decoder, writer)
+                num_rows, num_left_out = num_rows + written, num_left_out + left_out
+                progress.advance(bar, size)
+        if num_left_out and not num_rows:
+            raise ConfigError(
+                f"none of {num_left_out} rows can be written as {request.format}: their prompts "
+                "are not ChatML; export trl-sft, trl-kto or tokens instead"
+            )
+        done = Exported(num_rows=num_rows, num_left_out=num_left_out)
+        _record(store, "export.done", request, actor=actor, done=done)
+    return done
+
+
+def _record(
+    store: DeltaStore,
+    action: str,
+    request: ExportRequest,
+    *,
+    actor: str,
+    done: Exported | None = None,
+) -> None:
+    record_act(
+        store,
+        actor=actor,
+        action=action,
+        subject=str(request.out),
+        detail=dataclasses.asdict(request) | ({} if done is None else dataclasses.asdict(done)),
+        at=datetime.now(UTC),
+    )
 
 
 def _filled(connection: duckdb.DuckDBPyConnection, shape: Shape, request: ExportRequest) -> Shape:
@@ -171,13 +188,7 @@ def _export_run(
 def _versions(store: DeltaStore, snapshot: str | None, *, at: datetime) -> Mapping[str, int]:
     if snapshot is not None:
         return readable(store, snapshot, at=at).versions
-    versions = store.versions()
-    if not versions:
-        raise ConfigError(
-            f"there are no tables under {store.root}; `onlinerl ingest` creates them, "
-            "and [store].root says where they are"
-        )
-    return versions
+    return existing_tables(store)
 
 
 def _runs(

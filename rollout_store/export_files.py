@@ -1,11 +1,13 @@
 """Where exported rows go: one JSONL file, or a folder that Hugging Face `datasets` loads.
 
 Rows are written as they come. What is being written has another name until it is whole, so that a
-reader never finds half of it.
+reader never finds half of it; what fails is taken away again.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -16,6 +18,8 @@ from pyarrow import parquet
 from onlinerl.errors import ConfigError
 
 _ROWS_PER_FILE = 100_000
+_WRITTEN = ("train.jsonl", "train.jsonl.partial", "README.md", "data")
+"""What the writers put into a folder."""
 
 
 class RowWriter(Protocol):
@@ -35,16 +39,34 @@ class RowWriter(Protocol):
     ) -> None: ...
 
 
-def new_folder(out: Path) -> Path:
-    """The folder, made if need be.
+@contextlib.contextmanager
+def new_folder(out: Path) -> Iterator[None]:
+    """The folder, made if need be; an error leaves it as it was.
 
     Raises:
         ConfigError: something is in it already.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    is_new = not out.exists()
+    if not is_new and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not an empty folder; name a new one with --out")
     out.mkdir(parents=True, exist_ok=True)
-    return out
+    try:
+        yield
+    except BaseException:
+        _take_away(out, is_new=is_new)
+        raise
+
+
+def _take_away(out: Path, *, is_new: bool) -> None:
+    """Only what the writers made, by its names: others may have put something beside it."""
+    for path in (out / name for name in _WRITTEN):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if is_new:
+        with contextlib.suppress(OSError):  # it holds something of somebody else
+            out.rmdir()
 
 
 class JsonlWriter:

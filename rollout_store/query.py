@@ -5,9 +5,11 @@ The connection can read the views and nothing else: no files, no network, no set
 
 import itertools
 import json
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Literal
 
 import duckdb
@@ -42,11 +44,7 @@ def run_query(
             cannot be read.
     """
     store = DeltaStore(settings.store_root, settings.store.storage_options)
-    if not store.versions():
-        raise ConfigError(
-            f"there are no tables under {store.root}; `onlinerl ingest` creates them, "
-            "and [store].root says where they are"
-        )
+    existing_tables(store)
     versions = None
     if snapshot is not None:
         versions = readable(store, snapshot, at=datetime.now(UTC)).versions
@@ -54,17 +52,32 @@ def run_query(
     if format == "table":
         _print_table(result)
     elif format == "json":
-        json.dump(result.to_pylist(), sys.stdout, default=_json_value, ensure_ascii=False)
+        json.dump(_plain(result.to_pylist()), sys.stdout, ensure_ascii=False, allow_nan=False)
         sys.stdout.write("\n")
     elif format == "csv":
-        csv.write_csv(_flat(result), sys.stdout.buffer)
+        csv.write_csv(_with_text(result, instead_of=_is_not_of_csv), sys.stdout.buffer)
     else:
         # Parquet needs a file that can tell its position, which a pipe cannot.
         buffer = pa.BufferOutputStream()
-        parquet.write_table(result, buffer)
+        parquet.write_table(_with_text(result, instead_of=_is_not_of_parquet), buffer)
         sys.stdout.buffer.write(buffer.getvalue().to_pybytes())
     sys.stdout.flush()
     return 0
+
+
+def existing_tables(store: DeltaStore) -> dict[str, int]:
+    """The newest version of every table that exists.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    versions = store.versions()
+    if not versions:
+        raise ConfigError(
+            f"there are no tables under {store.root}; `onlinerl ingest` creates them, "
+            "and [store].root says where they are"
+        )
+    return versions
 
 
 def query(
@@ -115,7 +128,7 @@ def _print_table(result: pa.Table) -> None:
         table.add_column(name, overflow="fold")
     for row in result.slice(0, _MAX_SHOWN_ROWS).to_pylist():
         table.add_row(*(_cell(value) for value in row.values()))
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE, emoji=False)
     console.print(table, markup=False)
     if result.num_rows > _MAX_SHOWN_ROWS:
         console.print(f"the first {_MAX_SHOWN_ROWS} of {result.num_rows} rows")
@@ -134,27 +147,71 @@ def _rounded(value: object) -> object:
         return [_rounded(item) for item in value]
     if isinstance(value, dict):
         return {name: _rounded(item) for name, item in value.items()}
+    if isinstance(value, pa.MonthDayNano):
+        return _interval_text(value)
     return value
 
 
-def _flat(result: pa.Table) -> pa.Table:
-    """Nested columns and bytes as JSON text, which is all that CSV can hold."""
+def _with_text(result: pa.Table, *, instead_of: Callable[[pa.DataType], bool]) -> pa.Table:
+    """Columns of some types as text: intervals as DuckDB writes them, the others as JSON."""
     columns = {
-        field.name: [_json_text(value) for value in result[field.name].to_pylist()]
-        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type)
+        field.name: pa.array(map(_text, result[field.name].to_pylist()), pa.string())
+        if instead_of(field.type)
         else result[field.name]
         for field in result.schema
     }
     return pa.table(columns)
 
 
-def _json_text(value: object) -> str | None:
-    return None if value is None else json.dumps(value, default=_json_value, ensure_ascii=False)
+def _is_not_of_csv(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_interval(kind))
 
 
-def _json_value(value: Any) -> str:  # noqa: ANN401 - the signature that json calls
+def _is_not_of_parquet(kind: pa.DataType) -> bool:
+    """Intervals and unions, also inside of others."""
+    if pa.types.is_interval(kind) or pa.types.is_union(kind):
+        return True
+    return any(_is_not_of_parquet(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, pa.MonthDayNano):
+        return _interval_text(value)
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a row holds
+    """A value of what JSON has: no decimals, which DuckDB makes of sums, no NaN, no times."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Decimal):
+        numerator, denominator = value.as_integer_ratio()
+        return numerator if denominator == 1 else float(value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, pa.MonthDayNano):
+        return _interval_text(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="backslashreplace")
     return str(value)
+
+
+def _interval_text(value: pa.MonthDayNano) -> str:
+    """As DuckDB writes and reads it, e.g. `1 year 2 months 3 days 04:05:06.5`."""
+    years = math.trunc(value.months / 12)
+    units = {"year": years, "month": value.months - 12 * years, "day": value.days}
+    parts = [f"{n} {unit}{'' if abs(n) == 1 else 's'}" for unit, n in units.items() if n]
+    if value.nanoseconds or not parts:
+        seconds, micros = divmod(abs(value.nanoseconds) // 1_000, 1_000_000)
+        sign = "-" if value.nanoseconds < 0 else ""
+        time = f"{sign}{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        parts.append(f"{time}.{micros:06}".rstrip("0") if micros else time)
+    return " ".join(parts)

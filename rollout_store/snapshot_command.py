@@ -61,4 +61,5 @@ def _show(found: list[Snapshot], *, at: datetime) -> None:
             str(each.versions.get("interactions", "")),
             str(each.versions.get("feedback", "")),
         )
-    Console(width=None if sys.stdout.isatty() else 200).print(table, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else 200, emoji=False)
+    console.print(table, markup=False)

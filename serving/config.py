@@ -28,8 +28,8 @@ class KeyLimits(Config):
 class ApiKeyConfig(Config):
     """A caller: the key itself is never in a file, only its SHA-256."""
 
-    name: str = Field(min_length=1, max_length=64)
-    """How logs and metrics call this key."""
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$")
+    """How logs and metrics call this key: one line, without control characters."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Lower-case hexadecimal SHA-256 of the key: `printf %s KEY | sha256sum`."""

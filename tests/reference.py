@@ -20,8 +20,9 @@ def configuration_page() -> str:
         "# Configuration",
         "",
         "One TOML file, named with `--config` (default `onlinerl.toml`). Any value can be",
-        "overridden with `--set section.key=value`. Unknown keys are errors. This page is",
-        "generated from the models by `make docs`.",
+        "overridden with `--set section.key=value`. Unknown keys are errors. A path that is",
+        "relative starts at the file's folder. This page is generated from the models by",
+        "`make docs`.",
         "",
         "Secrets come from the environment only:",
         "",
@@ -32,10 +33,11 @@ def configuration_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
+def _section(prefix: str, model: type[BaseModel], *, repeats: bool = False) -> Iterator[str]:
     plain = {n: f for n, f in model.model_fields.items() if _nested(f) is None}
     if plain:
-        yield f"## `[{prefix}]`" if prefix else "## Top level"
+        table = f"[[{prefix}]]" if repeats else f"[{prefix}]"
+        yield f"## `{table}`" if prefix else "## Top level"
         yield ""
         if model.__doc__:
             yield from [model.__doc__.strip().split("\n\n")[0].replace("\n    ", " "), ""]
@@ -48,7 +50,7 @@ def _section(prefix: str, model: type[BaseModel]) -> Iterator[str]:
         nested = _nested(field)
         if nested is not None:
             inner = f"{prefix}.{name}" if prefix else name
-            yield from _section(f"[{inner}]" if _repeats(field) else inner, nested)
+            yield from _section(inner, nested, repeats=_repeats(field))
 
 
 def _repeats(field: FieldInfo) -> bool:

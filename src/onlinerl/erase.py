@@ -266,4 +266,4 @@ def _write(content: Mapping[str, object], *, format: str) -> None:
     table = Table("what", "value")
     for name, value in content.items():
         table.add_row(name, json.dumps(value) if not isinstance(value, str) else value)
-    Console(width=None if sys.stdout.isatty() else 200).print(table, markup=False)
+    Console(width=None if sys.stdout.isatty() else 200, emoji=False).print(table, markup=False)

@@ -1,6 +1,7 @@
 """API keys: made here, kept by their owner, known to the gateway only by their SHA-256."""
 
 import hashlib
+import json
 import os
 import secrets
 import sys
@@ -58,14 +59,20 @@ def known_keys(
     return sources
 
 
-def run_keys_new(*, name: str, tenant: str, consent: str) -> int:
-    """Print the key to standard error once, and the TOML for the gateway to standard output."""
+def run_keys_new(*, name: str, tenant: str, consent: Consent) -> int:
+    """Print the key to standard error once, and the TOML for the gateway to standard output.
+
+    Raises:
+        ConfigError: when the gateway would not take such a key.
+    """
     key = new_key()
+    entry = _entry(name=name, sha256=key_hash(key), tenant=tenant, consent=consent)
+    fields = entry.model_dump(mode="json", include={"name", "sha256", "tenant", "consent"})
+    # A JSON string is a TOML string too if it holds neither surrogates nor a bare DEL: what is not
+    # ASCII stays as it is, and an entry has no control characters.
+    lines = [f"{field} = {json.dumps(text, ensure_ascii=False)}" for field, text in fields.items()]
     _show_once(key)
-    sys.stdout.write(
-        "[[gateway.api_keys]]\n"
-        f'name = "{name}"\nsha256 = "{key_hash(key)}"\ntenant = "{tenant}"\nconsent = "{consent}"\n'
-    )
+    sys.stdout.write("\n".join(["[[gateway.api_keys]]", *lines]) + "\n")
     return 0
 
 
@@ -148,8 +155,8 @@ def _entry(
     sha256: str,
     tenant: str,
     consent: Consent,
-    policies: Sequence[str],
-    limits: KeyLimits,
+    policies: Sequence[str] = (),
+    limits: KeyLimits | None = None,
 ) -> ApiKeyConfig:
     try:
         return ApiKeyConfig(
@@ -158,7 +165,7 @@ def _entry(
             tenant=tenant,
             consent=consent,
             policies=tuple(policies),
-            limits=limits,
+            limits=limits or KeyLimits(),
         )
     except ValidationError as error:
         raise ConfigError(_fault(error)) from error

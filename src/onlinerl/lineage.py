@@ -18,6 +18,7 @@ from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.audit import record_act
 from onlinerl.rollout_store.erased import TABLE as ERASED
 from onlinerl.rollout_store.erased import digest
+from onlinerl.rollout_store.query import existing_tables
 from onlinerl.rollout_store.store import DeltaStore
 
 if TYPE_CHECKING:
@@ -54,12 +55,14 @@ def run_lineage(
     """Answer one question, and note in the table `audit` that it was asked.
 
     Raises:
-        ConfigError: there is no such version, or no key to hash the user with.
+        ConfigError: there are no tables, no such version, or no key to hash the user with.
         ServiceUnavailable: the registry or the tables do not answer.
     """
     store = DeltaStore(settings.store_root, settings.store.storage_options)
-    store.create()
+    existing_tables(store)
     trained = open_trained_rows(settings)
+    # Last, because it writes: tables that are older than this program lack some that are read here.
+    store.create()
     if version is not None:
         found = of_version(store, trained, version)
     elif interaction is not None:
@@ -220,7 +223,7 @@ def _show(found: Lineage, *, format: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 400)
+    console = Console(width=None if sys.stdout.isatty() else 400, emoji=False)
     console.print(found.subject, dict(found.summary), markup=False)
     if found.rows:
         table = Table(*map(str, found.rows[0]))

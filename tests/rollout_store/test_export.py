@@ -1,6 +1,7 @@
 import json
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,10 +12,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from onlinerl.cli import main
 from onlinerl.config import Settings
-from onlinerl.errors import ConfigError
+from onlinerl.errors import ConfigError, ServiceUnavailable
 from onlinerl.rollout_store import export as export_module
 from onlinerl.rollout_store.config import MetricConfig, PolicyConfig, RewardsConfig, StoreConfig
-from onlinerl.rollout_store.export import Exported, ExportRequest, export, run_export
+from onlinerl.rollout_store.export import Exported, ExportRequest, run_export
 from onlinerl.rollout_store.export_rows import Format
 from onlinerl.rollout_store.export_text import messages_of, text_of
 from onlinerl.rollout_store.schema import InteractionEvent, TokenSpan
@@ -23,6 +24,8 @@ from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.views import connect
 from tests.events import NOON, after, completion, feedback, interaction
 from tests.rollout_store.views_of import Event, stored
+
+export = partial(export_module.export, actor="me")
 
 REWARDS = RewardsConfig(metrics=(MetricConfig(name="accepted"),))
 PROMPT = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi ✓<|im_end|>\n"
@@ -119,8 +122,11 @@ def test_what_is_not_chatml_is_left_out_of_chat_and_counted(
     assert export(store, request_of("chat"), rewards=REWARDS) == Exported(
         num_rows=1, num_left_out=1
     )
-    with pytest.raises(ConfigError, match="none of 1 rows can be written as chat"):
-        export(stored(tmp_path / "2", [plain]), request_of("chat"), rewards=REWARDS)
+    store, refused = stored(tmp_path / "2", [plain]), request_of("chat", out=tmp_path / "refused")
+    for _ in range(2):  # nothing is left that a second attempt would stumble over
+        with pytest.raises(ConfigError, match="none of 1 rows can be written as chat"):
+            export(store, refused, rewards=REWARDS)
+    assert not refused.out.exists()
 
 
 @pytest.mark.parametrize(
@@ -342,7 +348,28 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path, request_of: An
         export(stored(tmp_path, [asked("i1", "a")]), request, rewards=REWARDS)
 
 
-def test_a_failed_export_leaves_nothing_that_looks_whole(
+@pytest.mark.parametrize("layout", ["jsonl", "dataset"])
+@pytest.mark.parametrize("refused", ["export", "export.done"])
+def test_without_its_act_in_the_audit_table_there_is_no_copy(
+    tmp_path: Path, request_of: Any, monkeypatch: pytest.MonkeyPatch, layout: str, refused: str
+) -> None:
+    request = request_of("trl-sft", layout=layout)
+    seen = {}
+
+    def record(*_: object, action: str, **__: object) -> None:
+        seen[action] = any(request.out.iterdir())
+        if action == refused:
+            raise ServiceUnavailable("cannot append to table audit")
+
+    monkeypatch.setattr(export_module, "record_act", record)
+    with pytest.raises(ServiceUnavailable, match="audit"):
+        export(stored(tmp_path, [asked("i1", "a")]), request, rewards=REWARDS)
+    assert not request.out.exists()
+    assert not seen["export"]
+    assert list(seen)[-1] == refused
+
+
+def test_a_failed_export_leaves_nothing(
     tmp_path: Path, request_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -353,8 +380,27 @@ def test_a_failed_export_leaves_nothing_that_looks_whole(
         request = request_of("trl-sft", layout=layout)
         with pytest.raises(OSError, match="disk full"):
             export(stored(tmp_path / layout, [asked("i1", "a")]), request, rewards=REWARDS)
-        assert not (request.out / "train.jsonl").exists()
-        assert not (request.out / "README.md").exists()
+        assert not request.out.exists()
+
+
+def test_a_failed_export_takes_away_only_what_it_made(
+    tmp_path: Path, request_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = request_of("trl-sft"), request_of("trl-sft", out=tmp_path / "second")
+    first.out.mkdir()
+    store = stored(tmp_path, [asked("i1", "a")])
+
+    def fail(*_: object, **__: object) -> None:
+        (second.out / "mine").touch()
+        raise OSError("disk full")
+
+    second.out.mkdir()
+    monkeypatch.setattr(export_module, "_export_run", fail)
+    for request in (first, second):
+        with pytest.raises(OSError, match="disk full"):
+            export(store, request, rewards=REWARDS)
+        (second.out / "mine").unlink()
+    assert list(first.out.iterdir()) == list(second.out.iterdir()) == []
 
 
 @pytest.mark.parametrize("tokenizer", ["", "/nowhere"])
@@ -395,9 +441,13 @@ def test_the_command_says_what_it_did_and_the_audit_table_remembers(
     # the boundary is the middle of the clip, 0.5: the last feedback on i1 is below it
     assert [row["label"] for row in lines(request)] == [False]
     with connect(store, rewards=REWARDS) as connection:
-        (row,) = connection.execute("SELECT actor, action, detail FROM audit").fetchall()
-    assert row[:2] == ("me", "export")
-    assert json.loads(row[2])["num_rows"] == 1
+        begun, done = connection.execute(
+            "SELECT actor, action, subject, detail FROM audit ORDER BY acted_at"
+        ).fetchall()
+    assert begun[:3] == ("me", "export", str(request.out))
+    assert json.loads(begun[3])["format"] == "trl-kto"
+    assert done[:3] == ("me", "export.done", str(request.out))
+    assert json.loads(done[3])["num_rows"] == 1
 
 
 def test_the_command_line_reaches_every_choice(tmp_path: Path) -> None:

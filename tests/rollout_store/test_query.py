@@ -1,3 +1,4 @@
+import csv
 import json
 import re
 from pathlib import Path
@@ -64,6 +65,89 @@ def test_a_table_rounds_floats_and_json_does_not(
 
     run_query(settings, sql, "json")
     assert json.loads(capsys.readouterr().out)[0]["a"] == 2 / 3
+
+
+def test_a_table_shows_text_as_it_is(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_query(settings, """SELECT 'ticket:key:12 [bold]x[/]' AS ":key: [red]" """)
+
+    shown = capsys.readouterr().out
+    assert "ticket:key:12 [bold]x[/]" in shown
+    assert ":key: [red]" in shown
+
+
+def test_json_has_numbers_for_decimals_and_null_for_what_is_no_number(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {
+        "total": "(SELECT sum(len(completion_token_ids)) FROM interactions)",
+        "huge": "170141183460469231731687303715884105727::HUGEINT",
+        "half": "1.50::DECIMAL(5, 2)",
+        "none": "['nan'::DOUBLE, 'inf'::DOUBLE, 1]",
+        "inner": "{'a': '-inf'::FLOAT, 'b': 2.0::DECIMAL(3, 1), 'c': true}",
+        "pairs": "MAP {'a': 3::HUGEINT}",
+        "span": "[INTERVAL 1 DAY]",
+    }
+    sql = "SELECT " + ", ".join(f"{value} AS {name}" for name, value in columns.items())
+    run_query(settings, sql, "json")
+
+    (row,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert row == {
+        "total": 2,
+        "huge": 2**127 - 1,
+        "half": 1.5,
+        "none": [None, None, 1],
+        "inner": {"a": None, "b": 2, "c": True},
+        "pairs": [["a", 3]],
+        "span": ["1 day"],
+    }
+    run_query(settings, sql, "csv")
+    assert '"[null, null, 1.0]"' in capsys.readouterr().out
+
+
+INTERVALS = (
+    "max(served_at) - min(served_at)",
+    "INTERVAL '14 months 3 days 04:05:06.5'",
+    "-INTERVAL '13 months 1 day 1.000001 seconds'",
+    "INTERVAL 1200 HOUR",
+    "NULL::INTERVAL",
+)
+
+
+@pytest.mark.parametrize("format", ["table", "json", "csv", "parquet"])
+def test_an_interval_is_text_as_duckdb_writes_it(
+    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes], format: Format
+) -> None:
+    spans = [f"{span} AS s{n}" for n, span in enumerate(INTERVALS)]
+    texts = [f"({span})::VARCHAR AS t{n}" for n, span in enumerate(INTERVALS)]
+    run_query(settings, f"SELECT {', '.join([*spans, *texts])} FROM interactions", format)
+
+    out = capsysbinary.readouterr().out
+    if format == "table":
+        cells = [cell.strip() for cell in out.decode().splitlines()[3].strip("│").split("│")]
+    elif format == "json":
+        cells = list(json.loads(out)[0].values())
+    elif format == "csv":
+        cells = next(csv.reader(out.decode().splitlines()[1:]))
+    else:
+        cells = list(parquet.read_table(pa.BufferReader(out)).to_pylist()[0].values())
+    assert cells[: len(spans)] == cells[len(spans) :]
+    assert cells[:2] == ["00:00:00", "1 year 2 months 3 days 04:05:06.5"]
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_what_is_inside_of_others_and_a_file_cannot_hold_is_json_text(
+    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes], format: Format
+) -> None:
+    run_query(settings, "SELECT {'a': [INTERVAL 1 DAY]} AS a, union_value(k := 1) AS b", format)
+
+    out = capsysbinary.readouterr().out
+    if format == "csv":
+        _, row = csv.reader(out.decode().splitlines())
+    else:
+        row = list(parquet.read_table(pa.BufferReader(out)).to_pylist()[0].values())
+    assert row == ['{"a": ["1 day"]}', "1"]
 
 
 def test_json_keeps_lists_and_says_times_in_utc(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from onlinerl.cli import main
+from onlinerl.config import load
 from onlinerl.keys import key_hash
 from onlinerl.serving.key_file import load_keys
 
@@ -41,6 +42,40 @@ def test_a_key_is_shown_once_and_only_its_hash_is_kept(
     assert not any(key in text for text in [*written, printed.out])
 
 
+@pytest.mark.parametrize("name", ['Shop "A"', "C:\\new", "läden 😀", "a'b"])
+def test_the_toml_of_a_new_key_is_taken_by_the_configuration(
+    config: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["keys", "new", name, "--tenant", "shop", "--consent", "train"]) == 0
+    printed = capsys.readouterr()
+    with config.open("a", encoding="utf-8") as file:
+        file.write(printed.out)
+
+    _, entry = load(config).gateway.api_keys
+    assert (entry.name, entry.tenant, entry.consent) == (name, "shop", "train")
+    assert entry.sha256 == key_hash(printed.err.strip().rpartition(" ")[2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("shop", "--tenant", "Shop"), "tenant = 'Shop'"),
+        (("a\nb",), "name = 'a\\nb'"),
+        (("a\x7fb",), "name = 'a\\x7fb'"),
+        (("",), "name = ''"),
+        (("\udcff",), "name = "),
+    ],
+)
+def test_a_new_key_that_no_gateway_would_take_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
+) -> None:
+    assert main(["keys", "new", *arguments]) == 1
+    printed = capsys.readouterr()
+    assert words in printed.err
+    assert "orl-" not in printed.err
+    assert printed.out == ""
+
+
 def test_keys_are_listed_from_everywhere_without_the_keys(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +102,7 @@ def test_a_revoked_key_is_gone(config: Path) -> None:
     [
         (("add", "fixed"), "already"),
         (("add", "shop", "--tenant", "No Tenant"), "tenant = 'No Tenant'"),
+        (("add", "a\nb"), "name = 'a\\nb'"),
         (("add", "shop", "--requests-per-minute", "0"), "requests_per_minute = 0"),
         (("revoke", "nobody"), "no key 'nobody'"),
         (("revoke", "fixed"), "stands in the configuration"),

@@ -17,6 +17,7 @@ from onlinerl.deploy.lineage import MemoryRows
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
 from onlinerl.rollout_store import erasure
 from onlinerl.rollout_store.maintainer import LEASE
+from onlinerl.rollout_store.store import DeltaStore
 from onlinerl.rollout_store.store_lease import StoreLease
 from onlinerl.serving.config import ResponsesConfig
 from onlinerl.serving.events import Record
@@ -92,6 +93,12 @@ def test_a_snapshot_is_created_listed_read_and_dropped(people: People, run: Run)
     assert run("snapshot", "drop", "june") == "snapshot june: dropped\n"
     assert "was given up" in run(*count, "--snapshot", "june", code=1)
     assert "name the snapshot" in run("snapshot", "drop", code=1)
+
+
+def test_a_snapshot_is_shown_with_its_reason_as_it_was_given(people: People, run: Run) -> None:
+    run("snapshot", "create", "june", "--reason", "ticket:key:12 [red]")
+
+    assert "ticket:key:12 [red]" in run("snapshot", "list")
 
 
 def test_one_pass_of_upkeep_can_be_asked_for(people: People, run: Run) -> None:
@@ -291,6 +298,31 @@ def test_lineage_of_an_interaction_names_versions_and_their_heirs(
         "inherited": [],
         "lines": [],
     }
+
+
+def test_lineage_shows_an_interaction_as_it_is_named(
+    people: People, run: Run, trained: MemoryRows
+) -> None:
+    assert "ticket:key:12 [red]" in run("lineage", "--interaction", "ticket:key:12 [red]")
+
+
+def test_lineage_without_tables_makes_none(run: Run, trained: MemoryRows, tmp_path: Path) -> None:
+    assert "there are no tables" in run("lineage", "--version", "2", "--set", "data_dir=x", code=1)
+    assert not (tmp_path / "x").exists()
+
+
+def test_lineage_without_a_registry_writes_nothing(
+    people: People, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(settings: object) -> MemoryRows:
+        raise ServiceUnavailable("the registry is away")
+
+    def create(store: DeltaStore) -> None:
+        pytest.fail("it was written to")
+
+    monkeypatch.setattr(lineage, "open_trained_rows", away)
+    monkeypatch.setattr(DeltaStore, "create", create)
+    assert "the registry is away" in run("lineage", "--version", "2", code=1)
 
 
 def test_lineage_of_a_person_is_known_before_and_after_the_erasure(
