@@ -23,6 +23,8 @@ class Turn:
     session_id: str
     token_ids: "array[int]"
     """Prompt and completion."""
+    thinking: bool | None
+    """The switch of reasoning that the prompt was rendered with."""
     consent: Consent
     whole: bool
     """Whether the tokens say what the caller was shown; past a stop string they say more."""

@@ -5,12 +5,15 @@ difference. What an assistant thought is kept apart, because callers may leave i
 """
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from onlinerl.serving.request import Message, Tool
 
 _SIZE = 20
+_EXACT_BELOW = 2**53
+"""Whole floats above may stand for any of several numbers."""
 _ABSENT = b"\0"
 _PRESENT = b"\1"
 
@@ -89,10 +92,18 @@ def tools_digest(tools: Sequence[Tool]) -> bytes:
 def canonical_json(text: str) -> str:
     """A JSON text without what does not matter; a text that is no JSON stays as it is."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_float=_number)
     except (ValueError, RecursionError):
         return text
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _number(text: str) -> float:
+    """A number with a point or an exponent: JavaScript writes whole ones without them."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError("beyond every float, so all of these would be one")
+    return int(number) if number.is_integer() and abs(number) < _EXACT_BELOW else number
 
 
 def _thought(message: Message) -> bytes | None:

@@ -33,6 +33,11 @@ class TagMarkup:
         return (self.markers.think_open,) if self.reasons else ()
 
     @property
+    def reasoning_ends(self) -> tuple[str, ...]:
+        """What reasoning ends with."""
+        return (self.markers.think_close,) if self.reasons else ()
+
+    @property
     def empty_thoughts(self) -> tuple[str, ...]:
         """What an answer without reasoning may begin with, in prompts that open it and others."""
         markers = self.markers
@@ -69,6 +74,11 @@ class ChannelMarkup:
     def reasoning_headers(self) -> tuple[str, ...]:
         """What reasoning may begin with."""
         return tuple(header for header, what in self.headers.items() if what == "reasoning")
+
+    @property
+    def reasoning_ends(self) -> tuple[str, ...]:
+        """What reasoning ends with."""
+        return self.ends
 
     @property
     def shown(self) -> frozenset[str]:

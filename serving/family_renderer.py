@@ -1,7 +1,9 @@
 """The `Renderer` of a model family, from the package `renderers`."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,8 @@ from onlinerl.serving.family_markup import markup_of
 from onlinerl.serving.family_parser import family_parser
 from onlinerl.serving.family_tokenizer import FamilyTokenizer, OffsetTokenizer
 from onlinerl.serving.output_parser import AnswerParser, plain_parser
-from onlinerl.serving.request import Conversation, Message, Tool, ToolCall, ToolChoice
+from onlinerl.serving.renderer import beside_reasoning
+from onlinerl.serving.request import Conversation, Message, Role, Tool, ToolCall, ToolChoice
 from onlinerl.serving.tagged_text import Expected
 from onlinerl.serving.template_messages import (
     hidden_specs,
@@ -34,6 +37,13 @@ _READ_OFFSETS = frozenset(
 _SWITCHES = ("enable_thinking", "thinking")
 _FAULTS = (ValueError, TypeError, KeyError, AssertionError, NotImplementedError, RuntimeError)
 """What a renderer raises for messages that its family cannot write."""
+_QUESTION = Message(role="user", content="x")
+_MARK = "answermark"
+"""Stands for an answer, or an argument of a call, where what follows is looked for."""
+_CALL = ToolCall(id="functions.f:0", name="f", arguments=json.dumps({"x": _MARK}))
+_ANSWER = Message(role="assistant", content=_MARK)
+_CALLED = Message(role="assistant", tool_calls=(_CALL,))
+_RESULT = Message(role="tool", content="x", tool_call_id=_CALL.id, name=_CALL.name)
 
 
 class FamilyRenderer:
@@ -60,6 +70,7 @@ class FamilyRenderer:
         )
         self._inners: dict[bool | None, Inner] = {}
         self._tails: dict[tuple[bool | None, bool], list[int]] = {}
+        self._closings: dict[tuple[bool, Role], list[int]] = {}
         self._markup = markup_of(family)
         self._end_ids = text.end_ids | frozenset(self._inner(None).get_stop_token_ids())
         self._extends = True
@@ -118,8 +129,8 @@ class FamilyRenderer:
         """What follows `known_ids`; empty when the family cannot prove it."""
         known = list(known_ids)
         messages = self._messages(conversation)
-        answered = conversation.messages[: num_known - 1]
-        start = self._completion_start(known, conversation.thinking, answered)
+        tail = self._answer_tail(conversation.thinking, conversation.messages[: num_known - 1])
+        start = _last_end(tail, known)
         if start is None or not self._extends:
             return []
         try:
@@ -134,7 +145,24 @@ class FamilyRenderer:
         if bridged is None or bridged.token_ids[: len(known)] != known:
             return []
         rest: list[int] = bridged.token_ids[len(known) :]
+        answer, follower, *_ = conversation.messages[num_known - 1 :]
+        closed = self._is_closed(answer, follower.role, known_ids=known, rest=rest)
+        if not closed or self._ended_thinking(answer, [*tail, *known[start:]]):
+            return []
         return rest
+
+    def is_told_alike(self, conversation: Conversation, *, thinking: bool | None) -> bool:
+        """Whether a prompt says the same under another switch of reasoning."""
+        markers = (*self._markup.reasoning_headers, *self._markup.reasoning_ends)
+        try:
+            prompts = [
+                self.render(conversation),
+                self.render(replace(conversation, thinking=thinking)),
+            ]
+        except RequestRefused:
+            return False
+        one, other = (beside_reasoning(self._codec.decode_all(ids), markers) for ids in prompts)
+        return one == other
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of a text on its own, control tokens included."""
@@ -229,14 +257,9 @@ class FamilyRenderer:
         return self._tails[key]
 
     def _probe(self, thinking: bool | None, *, after_tool: bool) -> list[int]:
-        call = ToolCall(id="functions.f:0", name="f", arguments="{}")
-        called = (
-            Message(role="assistant", tool_calls=(call,)),
-            Message(role="tool", content="x", tool_call_id=call.id, name="f"),
-        )
         probe = Conversation(
-            messages=(Message(role="user", content="x"), *(called if after_tool else ())),
-            tools=(Tool(name="f", parameters={"type": "object"}),) if after_tool else (),
+            messages=(_QUESTION, *((_CALLED, _RESULT) if after_tool else ())),
+            tools=(Tool(name=_CALL.name, parameters={"type": "object"}),) if after_tool else (),
         )
         messages, specs = self._messages(probe), self._specs(probe.tools)
         inner = self._inner(thinking)
@@ -244,43 +267,86 @@ class FamilyRenderer:
         rest = inner.render_ids(messages, tools=specs, add_generation_prompt=False)
         return whole[len(rest) :] if whole[: len(rest)] == rest else []
 
-    def _completion_start(
-        self, known: list[int], thinking: bool | None, answered: Sequence[Message]
-    ) -> int | None:
-        """Where the last answer begins: after the last end of a prompt; None without any."""
+    def _answer_tail(self, thinking: bool | None, answered: Sequence[Message]) -> list[int]:
+        """The end of the prompt for the last known answer."""
         # After the result of a tool some families go on without a new header.
-        tail = self._tail(thinking, answered) or self._tail(thinking, ())
-        for start in range(len(known) - len(tail), -1, -1):
-            if tail and known[start : start + len(tail)] == tail:
-                return start + len(tail)
-        return None
+        return self._tail(thinking, answered) or self._tail(thinking, ())
 
     def _opens_reasoning(self, tail: Sequence[int]) -> bool:
         """Whether prompts that end with `tail` end within reasoning."""
         text = self._codec.decode_all(tail).rstrip()
         return any(text.endswith(header.rstrip()) for header in self._markup.reasoning_headers)
 
+    def _is_closed(
+        self, answer: Message, follower: Role, *, known_ids: list[int], rest: list[int]
+    ) -> bool:
+        """Whether an answer ends, with what follows it, as the family's template ends it.
+
+        A bridge goes on after any end token, and closes a cut answer in a way of its own.
+        """
+        called = bool(answer.tool_calls)
+        closing = self._closing(called, follower)
+        if not closing:
+            return False
+        if known_ids[-1] in self._end_ids:
+            size = 1 if called else len(closing)
+            return known_ids[-size:] == closing[-size:]
+        # A call that was cut may lack some of its own markup too.
+        return not called and rest[: len(closing)] == closing
+
+    def _ended_thinking(self, answer: Message, token_ids: Sequence[int]) -> bool:
+        """Whether an answer was cut within its reasoning, which only the model may close."""
+        if answer.content or answer.tool_calls:
+            return False
+        text = self._codec.decode_all(token_ids)
+        opened = (text.rfind(header.rstrip()) for header in self._markup.reasoning_headers)
+        closed = (text.rfind(end) for end in self._markup.reasoning_ends)
+        return max(opened, default=-1) > max(closed, default=-1)
+
+    def _closing(self, called: bool, follower: Role) -> list[int]:
+        """What the template writes from the mark to the end token of an answer.
+
+        Empty where no end token stands before what follows.
+        """
+        key = (called, follower)
+        if key not in self._closings:
+            text = self._after_mark(called, follower)
+            ends = [self._codec.token_text(end)[0] for end in self._end_ids]
+            at = min((at + len(end) for end in ends if (at := text.find(end)) >= 0), default=0)
+            self._closings[key] = self._codec.tokenize(text[:at])
+        return self._closings[key]
+
+    def _after_mark(self, called: bool, follower: Role) -> str:
+        """What the template writes after the mark; empty where the family refuses to."""
+        answer = _CALLED if called else _ANSWER
+        after = _RESULT if follower == "tool" else Message(role=follower, content="x")
+        try:
+            ids = self.render(Conversation(messages=(_QUESTION, answer, after)))
+        except RequestRefused:
+            return ""
+        return self._codec.decode_all(ids).partition(_MARK)[2]
+
     def _is_exact(self) -> bool:
         """Whether the family goes on after an answer as when it renders all of it anew."""
-        mark = "mark"
-        question, answer = (
-            Message(role="user", content="x"),
-            Message(role="assistant", content=mark),
-        )
-        probe = Conversation(messages=(question, answer, question))
-        whole = self._codec.decode_all(self.render(probe)).partition(mark)[2]
-        texts = [*self._codec.special, *(self._codec.token_text(end)[0] for end in self._end_ids)]
-        ends = [(at, text) for text in texts if (at := whole.find(text)) >= 0]
-        if not ends:
-            return False
-        at, end = min(ends)
-        prompt = self.render(Conversation(messages=(question,)))
+        probe = Conversation(messages=(_QUESTION, _ANSWER, _QUESTION))
+        prompt = self.render(Conversation(messages=(_QUESTION,)))
+        closing = self._closing(False, "user")
         rests = [
             self.extend(
                 probe,
                 num_known=2,
-                known_ids=[*prompt, *self._codec.tokenize(f"{thought}{mark}{end}")],
+                known_ids=[*prompt, *self._codec.tokenize(thought + _MARK), *closing],
             )
             for thought in self._markup.empty_thoughts
         ]
-        return whole[at + len(end) :] in map(self._codec.decode_all, rests)
+        texts = [self._codec.decode_all([*closing, *rest]) for rest in rests if rest]
+        return self._after_mark(False, "user") in texts
+
+
+def _last_end(part: Sequence[int], ids: Sequence[int]) -> int | None:
+    """Where `part` ends in `ids` for the last time; None where it is empty or missing."""
+    size = len(part)
+    for start in range(len(ids) - size, -1, -1):
+        if size and ids[start : start + size] == part:
+            return start + size
+    return None

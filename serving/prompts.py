@@ -6,7 +6,7 @@ A prompt that goes on from a known turn starts with that turn's tokens, as they 
 import json
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from onlinerl.errors import RequestRefused
@@ -100,7 +100,8 @@ class Prompts:
         known = [] if longest is None else [longest, *islice(matches, MAX_TRIES - 1)]
         for match in known:
             rest = self._rest(conversation, match)
-            if rest:
+            # Reasoning that was sampled may fill the model where the template would drop it.
+            if rest and self._fits(request, len(match.turn.token_ids) + len(rest)):
                 return Prompt(
                     token_ids=match.turn.token_ids + array("i", rest),
                     lineage=_lineage(match.turn, consent=consent),
@@ -116,13 +117,14 @@ class Prompts:
         """Keep an answer that ended by itself, so that the next turn extends it."""
         if choice.sampled.finish_reason not in ("stop", "length", "tool_calls"):
             return
-        if prompt.scope is None:
+        if prompt.scope is None or not isinstance(exchange.request.prompt, Conversation):
             return
         turn = Turn(
             interaction_id=exchange.interaction_id,
             choice_index=choice.sampled.choice_index,
             session_id=exchange.lineage.session_id,
             token_ids=array("i", [*exchange.prompt_ids, *choice.sampled.token_ids]),
+            thinking=exchange.request.prompt.thinking,
             consent=exchange.consent,
             whole=not choice.is_cut,
             logged=logged,
@@ -142,11 +144,28 @@ class Prompts:
 
     def _rest(self, conversation: Conversation, match: Match) -> Sequence[int]:
         """What follows the tokens of the known turn; empty when that cannot be proven."""
-        if not match.turn.whole:
+        turn = match.turn
+        if not turn.whole or not self._is_told_alike(conversation, match):
             return []
         return self._renderer.extend(
-            conversation, num_known=match.num_messages, known_ids=match.turn.token_ids
+            conversation, num_known=match.num_messages, known_ids=turn.token_ids
         )
+
+    def _is_told_alike(self, conversation: Conversation, match: Match) -> bool:
+        """Whether the model would be told today what it was told for the known turn."""
+        if match.turn.thinking == conversation.thinking:
+            return True
+        # Sampled reasoning stays, so it does not matter which of it the template would write.
+        answered = [
+            replace(message, reasoning=None)
+            for message in conversation.messages[: match.num_messages - 1]
+        ]
+        asked = replace(conversation, messages=tuple(answered))
+        return self._renderer.is_told_alike(asked, thinking=match.turn.thinking)
+
+    def _fits(self, request: Request, num_prompt: int) -> bool:
+        """Whether the model has room for a prompt and what is to be sampled."""
+        return num_prompt + (request.sampling.max_tokens or 1) <= self._max_model_len
 
     def _root(
         self, token_ids: Sequence[int], *, session_id: str | None, scope: Scope | None = None

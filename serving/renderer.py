@@ -4,12 +4,19 @@
 renderer of a model family; `renderer_choice` picks one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from onlinerl.rollout_store.schema import Renderer as RendererName
 from onlinerl.serving.output_parser import OutputParser
 from onlinerl.serving.request import Conversation, Tool, ToolChoice
+
+
+def beside_reasoning(prompt: str, markers: Iterable[str]) -> str:
+    """What a prompt says without markers of reasoning, and without the space around them."""
+    for marker in markers:
+        prompt = prompt.replace(marker, "")
+    return "".join(prompt.split())
 
 
 class Renderer(Protocol):
@@ -44,6 +51,13 @@ class Renderer(Protocol):
 
         The last of them is an answer that was sampled, at least 1 of `num_known`. Known tokens are
         kept as they are. Empty when it cannot be proven that the prompt goes on so.
+        """
+
+    def is_told_alike(self, conversation: Conversation, *, thinking: bool | None) -> bool:
+        """Whether a prompt says the same under another switch of reasoning.
+
+        How answers begin does not count. Some templates write the switch into a message as well:
+        tokens that were served under one then ask for something else than those of another.
         """
 
     def tokenize(self, text: str) -> list[int]:

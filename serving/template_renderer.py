@@ -15,6 +15,7 @@ from onlinerl.serving import hermes
 from onlinerl.serving.chat_template import ModelText
 from onlinerl.serving.hermes_splitter import HermesSplitter
 from onlinerl.serving.output_parser import AnswerParser, PlainSplitter, Splitter
+from onlinerl.serving.renderer import beside_reasoning
 from onlinerl.serving.request import Conversation, Message, Tool, ToolChoice
 from onlinerl.serving.tagged_text import Expected
 from onlinerl.serving.template_messages import (
@@ -103,6 +104,18 @@ class TemplateRenderer:
             return ids
         return ids[1:] if ids[:1] == [last_id] else []
 
+    def is_told_alike(self, conversation: Conversation, *, thinking: bool | None) -> bool:
+        """Whether a prompt says the same under another switch of reasoning."""
+        try:
+            prompts = [
+                self._text(conversation),
+                self._text(replace(conversation, thinking=thinking)),
+            ]
+        except RequestRefused:
+            return False
+        one, other = (beside_reasoning(text, (THINK_OPEN, THINK_CLOSE)) for text in prompts)
+        return one == other
+
     def tokenize(self, text: str) -> list[int]:
         """Ids of a text on its own, control tokens included."""
         return self._codec.tokenize(text)
@@ -185,7 +198,8 @@ class TemplateRenderer:
 
     def _ended_thinking(self, answer: Message, known_ids: Sequence[int]) -> bool:
         """Whether an answer was cut within its reasoning, which the boundary would not close."""
-        if answer.reasoning is None or answer.content or answer.tool_calls:
+        # The ids decide: a caller may have left out what was thought.
+        if answer.content or answer.tool_calls:
             return False
         text = self._codec.decode_all(known_ids)
         return text.rfind(THINK_OPEN) > text.rfind(THINK_CLOSE)

@@ -22,6 +22,7 @@ def turn(name: str = "i1", *, session_id: str = "s1", num_tokens: int = 3) -> Tu
         choice_index=0,
         session_id=session_id,
         token_ids=array("i", range(num_tokens)),
+        thinking=None,
         consent="train",
         whole=True,
         logged=True,
@@ -116,6 +117,31 @@ def test_arguments_of_a_call_count_as_a_json_value(arguments: str, same: bool) -
     known.remember(served[:2], turn(), scope=ACME)
 
     assert (known.find(called(arguments), scope=ACME) is not None) == same
+
+
+@pytest.mark.parametrize(
+    ("served", "echoed", "same"),
+    [
+        ('{"lat": 47.0}', '{"lat":47}', True),
+        ('{"lat": [-0.0, 2e3]}', '{"lat":[0,2000]}', True),
+        ('{"lat": 0.10}', '{"lat":0.1}', True),
+        ('{"lat": 47.5}', '{"lat":47}', False),
+        ('{"lat": 47.0}', '{"lat":"47"}', False),
+        ('{"lat": 9007199254740991.0}', '{"lat":9007199254740991}', True),
+        # Above, a float is the nearest one to several numbers.
+        ('{"lat": 9007199254740993.0}', '{"lat":9007199254740992}', False),
+        ('{"lat": 1e308}', '{"lat":1e307}', False),
+        ('{"lat": 1e400}', '{"lat":1e308}', False),
+        ('{"lat": 1e400}', '{"lat":1e500}', False),
+        ('{"lat": 1e400}', '{"lat": 1e400}', True),
+    ],
+)
+def test_whole_numbers_may_lose_their_point(served: str, echoed: str, same: bool) -> None:
+    """JavaScript has one kind of number, and writes whole ones without a point."""
+    known = memory()
+    known.remember(called(served)[:2], turn(), scope=ACME)
+
+    assert (known.find(called(echoed), scope=ACME) is not None) == same
 
 
 def test_calls_of_another_id_are_other_calls() -> None:

@@ -35,6 +35,8 @@ INEXACT = ("laguna-xs.2", "laguna-m.1")
 """Their bridge leaves out the line break that their template writes after an answer."""
 PREFILLED = ("deepseek-r1",)
 """Reasoning is opened by the prompt, and left out of every history."""
+GLM = ("glm-4.5", "glm-5", "glm-5.1", "glm-5.3")
+"""An answer has no end of its own: the header of what follows ends it."""
 
 
 def text_of(renderer: FamilyRenderer, ids: list[int]) -> str:
@@ -156,6 +158,93 @@ def test_sampled_reasoning_and_text_stay_when_a_question_follows(name: str) -> N
     assert rest
     assert plain.endswith(text_of(renderer, rest))
     assert text_of(renderer, rest).count("c") >= 1
+
+
+def without_thought(renderer: FamilyRenderer, name: str) -> str:
+    """What an answer without reasoning begins with."""
+    if isinstance(renderer._markup, ChannelMarkup):
+        return "<|content_text|>"
+    opened = renderer._opens_reasoning(renderer._tail(None, ()))
+    return renderer._markup.markers.think_close if opened or name == "glm-4.5" else ""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cut_answer_is_closed_as_its_family_does_or_rendered_anew(name: str) -> None:
+    renderer = family_renderer(name)
+    cut = renderer.tokenize(without_thought(renderer, name) + "bcd")
+    followed = chat("a", "bcd", "e")
+    rest = renderer.extend(followed, num_known=2, known_ids=[*renderer.render(chat("a")), *cut])
+
+    _, _, after = text_of(renderer, renderer.render(followed)).rpartition("bcd")
+    assert text_of(renderer, rest) == ("" if name in (*GLM, *INEXACT, "inkling") else after)
+
+
+def test_a_cut_answer_of_qwen3_gets_the_end_that_the_template_writes() -> None:
+    renderer = family_renderer("qwen3")
+    known = [*renderer.render(chat("a")), *renderer.tokenize("bcd")]
+    rest = renderer.extend(chat("a", "bcd", "e"), num_known=2, known_ids=known)
+
+    assert text_of(renderer, rest) == (
+        "<|im_end|>\n<|im_start|>user\ne<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama-3"])
+def test_an_answer_cut_within_its_reasoning_is_rendered_anew(name: str, dropped: bool) -> None:
+    """Its bridge would close the reasoning, which the model did not."""
+    renderer = family_renderer(name)
+    opened = renderer._opens_reasoning(renderer._tail(None, ()))
+    header = "" if opened else renderer._markup.reasoning_headers[0]
+    cut = renderer.tokenize(f"{header}Look first")
+    parser = read(renderer, chat("a"), cut)
+    answer = assistant(parser.content, reasoning=None if dropped else parser.reasoning)
+    known = [*renderer.render(chat("a")), *cut]
+
+    assert (parser.content, parser.reasoning) == ("", "Look first")
+    followed = talk(user("a"), answer, user("e"))
+    assert renderer.extend(followed, num_known=2, known_ids=known) == []
+
+
+OTHER_ENDS = [
+    *(("qwen3", "b<|endoftext|>"), ("nemotron-3", "</think>b<|endoftext|>")),
+    *(("laguna-s-2.1", "</think>b〈|EOS|〉"), ("llama-3", "b<|end_of_text|>")),
+    *((name, "<think></think>b<|observation|>") for name in GLM),
+    *((name, "<think></think>b<|endoftext|>") for name in GLM),
+    *(("gemma4", "b<|tool_response>"), ("llama-3", "b<|eom_id|>")),
+    ("inkling", "<|content_text|>b<|end_message|><|endoftext|>"),
+    ("inkling", "<|content_text|>b<|content_model_end_sampling|>"),
+]
+
+
+@pytest.mark.parametrize(("name", "sampled"), OTHER_ENDS)
+def test_another_end_than_the_templates_is_rendered_anew(name: str, sampled: str) -> None:
+    renderer = family_renderer(name)
+    known = [*renderer.render(chat("a")), *renderer.tokenize(sampled)]
+
+    assert renderer.extend(chat("a", "b", "c"), num_known=2, known_ids=known) == []
+
+
+def test_a_call_may_end_only_with_what_its_result_follows() -> None:
+    renderer = family_renderer("glm-5")
+    made = call("stop", '{"now": true}')
+    asked = talk(user("a"), tools=(STOP,))
+    body = "</think><tool_call>stop<arg_key>now</arg_key><arg_value>true</arg_value></tool_call>"
+    answered = (*asked.messages, assistant("", made))
+
+    def rest(end: str, after: Message) -> str:
+        known = [*renderer.render(asked), *renderer.tokenize(body + end)]
+        followed = talk(*answered, after, tools=(STOP,))
+        return text_of(renderer, renderer.extend(followed, num_known=2, known_ids=known))
+
+    back = "<tool_response>ok</tool_response><|assistant|><think>"
+    assert rest("<|observation|>", result("ok", of=made)) == back
+    assert rest("<|user|>", user("b")) == "b<|assistant|><think>"
+    assert rest("<|user|>", result("ok", of=made)) == ""
+    assert rest("<|endoftext|>", result("ok", of=made)) == ""
+    assert rest("<|observation|>", user("b")) == ""
+    assert rest("<|user|>", system("b")) == ""
+    assert rest("", result("ok", of=made)) == ""
 
 
 @pytest.mark.parametrize("name", INEXACT)
@@ -325,6 +414,25 @@ def test_reasoning_is_switched_where_the_family_can() -> None:
     with pytest.raises(RequestRefused, match="cannot be switched on"):
         family_renderer("llama-3").render(talk(user("a"), thinking=True))
     assert family_renderer("llama-3").render(talk(user("a"), thinking=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "alike"),
+    [("gemma4", False), ("glm-4.5", False), ("qwen3.8", False)]
+    + [(name, True) for name in ("qwen3", "qwen3.5", "glm-5", "deepseek-v4", "laguna-s-2.1")],
+)
+def test_a_switch_that_is_written_into_a_message_tells_prompts_apart(
+    name: str, alike: bool
+) -> None:
+    """How this and earlier answers begin is no part of what the model is told."""
+    renderer = family_renderer(name)
+    asked = talk(system("s"), user("a"), assistant("b"), user("c"), thinking=True)
+
+    assert renderer.is_told_alike(asked, thinking=False) is alike
+
+
+def test_a_switch_that_a_family_does_not_have_tells_prompts_apart() -> None:
+    assert not family_renderer("llama-3").is_told_alike(chat("a"), thinking=True)
 
 
 def test_what_a_family_cannot_write_is_the_callers_error() -> None:

@@ -42,6 +42,14 @@ THINKING = (
 )
 
 
+MODE_IN_SYSTEM = (
+    "{# <think> #}{% set off = enable_thinking is defined and not enable_thinking %}"
+    "<|im_start|>system\nReasoning Mode: {{ '/no_think' if off else '/think' }}<|im_end|>\n"
+    + CHATML.replace("assistant\n{", "assistant\n{% if off %}<think>\n\n</think>\n{% endif %}{")
+)
+"""As SmolLM3 does."""
+
+
 def extended(
     renderer: TemplateRenderer, conversation: Conversation, *, known: int, ids: list[int]
 ) -> list[int]:
@@ -111,6 +119,15 @@ def test_a_template_that_rewrites_turns_before_the_answer_cannot_be_extended(
     )
 
     assert extended(forgetful, chat("a", "b", "c", "d", "e"), known=4, ids=[IM_END]) == []
+
+
+def test_an_unknown_answer_among_the_new_messages_is_the_templates(
+    renderer: TemplateRenderer,
+) -> None:
+    known = [*renderer.render(chat("a")), *renderer.tokenize("b"), IM_END]
+    followed = chat("a", "b", "c", "d", "e")
+
+    assert known + extended(renderer, followed, known=2, ids=known) == renderer.render(followed)
 
 
 def test_a_template_that_drops_the_answer_cannot_be_extended(smollm2_dir: Path) -> None:
@@ -307,11 +324,12 @@ def test_a_client_that_drops_the_reasoning_extends_the_same_tokens(
 def test_an_answer_cut_within_its_reasoning_is_rendered_anew(thinking: TemplateRenderer) -> None:
     asked = talk(user("2+2?"))
     known = [*thinking.render(asked), *thinking.tokenize("let me")]
-    followed = talk(*asked.messages, assistant("", reasoning="let me"), user("So?"))
-
-    assert extended(thinking, followed, known=2, ids=known) == []
     closed = [*known, *thinking.tokenize("</think>"), IM_END]
-    assert extended(thinking, followed, known=2, ids=closed) != []
+    # A caller may leave the reasoning out.
+    for reasoning in ("let me", None):
+        followed = talk(*asked.messages, assistant("", reasoning=reasoning), user("So?"))
+        assert extended(thinking, followed, known=2, ids=known) == []
+        assert extended(thinking, followed, known=2, ids=closed) != []
 
 
 def test_the_switch_of_reasoning_reaches_the_template(thinking: TemplateRenderer) -> None:
@@ -320,6 +338,25 @@ def test_the_switch_of_reasoning_reaches_the_template(thinking: TemplateRenderer
 
     assert off.endswith("<think>\n\n</think>\n\n")
     assert on.endswith("<think>\n")
+
+
+def test_a_switch_that_is_written_into_a_message_tells_prompts_apart(
+    thinking: TemplateRenderer, smollm2_dir: Path
+) -> None:
+    written = TemplateRenderer(with_template(smollm2_dir, MODE_IN_SYSTEM))
+    asked = talk(user("a"), assistant("b"), user("c"), thinking=True)
+
+    assert not written.is_told_alike(asked, thinking=False)
+    assert written.is_told_alike(asked, thinking=None)
+    # Elsewhere it only says how the answer begins.
+    assert thinking.is_told_alike(asked, thinking=False)
+
+
+def test_a_switch_that_a_template_does_not_have_tells_prompts_apart(
+    renderer: TemplateRenderer,
+) -> None:
+    assert renderer.is_told_alike(chat("a"), thinking=False)
+    assert not renderer.is_told_alike(chat("a"), thinking=True)
 
 
 def test_a_switch_that_a_template_does_not_know_is_refused(

@@ -178,7 +178,8 @@ def test_shipped_segments_are_kept_up_to_their_bound(tmp_path: Path) -> None:
 
 def test_shipped_segments_that_the_tables_hold_are_not_kept(tmp_path: Path) -> None:
     spool = open_spool(tmp_path, segment_bytes=4096)
-    put(spool, *range(10), size=1000)
+    put(spool, *range(5), size=1000)
+    put(spool, *range(5, 10))  # too few bytes to end the segment that they are written to
     ack_all(spool)
     spool.confirm({PLACE: 9})
     spool.prune()
