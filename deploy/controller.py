@@ -307,6 +307,7 @@ class Controller:
             target = self._rollback_target(request, champion)
             report_ = SwapReport()
             if target != champion:
+                self._publisher.publish(target, champion=None)
                 report_ = self._fleet.swap(self._expectation(target), fallback=champion)
         except (PromotionFailed, WeightsError) as error:
             self._decisions.answer_rollback(request, "failed", str(error))

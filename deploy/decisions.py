@@ -19,6 +19,7 @@ from onlinerl.deploy.registry import (
     CHAMPION,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
+    PROMOTED_BY,
     PROMOTED_FROM,
     ROLLBACK_RESULT,
     ROLLED_BACK,
@@ -71,7 +72,11 @@ class Decisions:
         )  # fmt: skip
         self._registry.log_metrics(version, _measured(report, manifest))
         if champion is not None:
-            self._registry.set_tags(version, {PROMOTED_FROM: str(champion)})
+            tags = {
+                PROMOTED_FROM: str(champion),
+                PROMOTED_BY: "" if request is None else request.id,
+            }
+            self._registry.set_tags(version, tags)
         self._make_champion(version)
         self._registry.set_tags(version, {VERDICT: "promoted"})
         self.answer_promote(version, request, "promoted", reason)
@@ -87,7 +92,8 @@ class Decisions:
         if version.verdict != "promoted":
             self._registry.set_tags(champion, {VERDICT: "promoted"})
         request = open_request(version.tags.get(PROMOTE_REQUEST), version.tags.get(PROMOTE_RESULT))
-        self.answer_promote(champion, request, "promoted", "it serves")
+        if request is not None and request.id == version.tags.get(PROMOTED_BY):
+            self.answer_promote(champion, request, "promoted", "it serves")
 
     def refused(self, version: int, *, champion: int, reason: str, request: Request | None) -> None:
         """It never serves."""

@@ -72,7 +72,8 @@ class Publisher:
             WeightsError: when it is not published, or was from another registry.
         """
         manifest = read_manifest(self.root, version)
-        if manifest.origin != self._checkpoints.name(version):
+        # One without an origin was written before manifests named theirs.
+        if manifest.origin and manifest.origin != self._checkpoints.name(version):
             raise WeightsError(
                 f"version {version} in {version_folder(self.root, version)} comes from another"
                 f" registry: move {self.root} away, or go back to the registry that belongs to it"

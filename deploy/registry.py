@@ -22,6 +22,8 @@ PROMOTED_FROM = "promoted_from"
 """The champion before this version."""
 PROMOTE_REQUEST, PROMOTE_RESULT = "promote.request", "promote.result"
 """JSON of a `Request` on a version, and of its `Answer`."""
+PROMOTED_BY = "promoted_by"
+"""The request that made a version champion, so that a crash before its answer is made up for."""
 ROLLBACK_REQUEST, ROLLBACK_RESULT = "rollback.request", "rollback.result"
 """The same on the registered model."""
 

@@ -221,7 +221,7 @@ def _check_each_is_new(known: Sequence[Item], given: Sequence[Item]) -> None:
     seen = {item["id"] for item in known if item.get("id")}
     for number, item in enumerate(given):
         item_id = item.get("id") if isinstance(item, dict) else None
-        if not isinstance(item_id, str):
+        if not isinstance(item_id, str) or not item_id:
             continue
         if item_id in seen:
             raise wrong(

@@ -510,6 +510,29 @@ def test_a_rollback_holds_when_the_promotion_before_it_was_never_answered(
     assert serving.actions() == [("bootstrap", 1), ("promote", 2), ("rollback", 1)]
 
 
+def test_a_wish_for_the_champion_after_a_rollback_was_asked_for_is_met(serving: World) -> None:
+    serving.add()
+    serving.tick()
+    ask_rollback(serving, 1)
+    ask_promote(serving, 2)
+    serving.tick()
+
+    assert serving.actions()[-2:] == [("rollback", 1), ("promote", 2)]
+    assert serving.registry.aliases["champion"] == 2
+    assert json.loads(serving.registry.tags[2]["promote.result"])["verdict"] == "promoted"
+
+
+def test_a_rollback_writes_weights_that_were_moved_away(serving: World) -> None:
+    serving.add()
+    serving.tick()
+    shutil.rmtree(serving.folder / "weights")
+    ask_rollback(serving, 1)
+    serving.tick(2)
+
+    assert serving.registry.aliases["champion"] == 1
+    assert serving.engine.stamp() == "assistant/1"
+
+
 def test_a_version_that_serves_again_is_rolled_back_no_more(serving: World) -> None:
     serving.add()
     serving.tick()

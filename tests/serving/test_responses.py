@@ -120,6 +120,8 @@ async def test_an_item_that_is_there_already_is_refused_and_named(wire: Response
     assert (caught.value.status, caught.value.param) == (400, "input.1.id")
     with pytest.raises(RequestRefused, match=r"input\.1\.id: 'mine' is there already"):
         await wire.read(asked({"model": "m", "input": [own, own]}))
+    unnamed = {**new, "id": ""}
+    await wire.read(asked({"model": "m", "input": [unnamed, unnamed]}))
     alone = await wire.read(asked({"model": "m", "input": [item, own]}))
     assert [message.content for message in alone.messages] == ["A", "Two"]
 
