@@ -49,7 +49,9 @@ TRAINING = {
     "tokens_per_step": 800,
     "micro_batch_tokens": 1024,
     "rows": ROWS_PER_CYCLE,
-    "max_drift": 0.3,
+    # Over some hundred tokens the estimate scatters: of honest steps 0.04 to 0.45, of the wrong
+    # one 7.
+    "max_drift": 0.8,
 }
 WRONG_ON_PURPOSE = {
     "trainer.learning_rate": "0.003",
