@@ -19,6 +19,7 @@ from onlinerl.deploy.publisher import Publisher
 from onlinerl.deploy.registry import (
     CANDIDATE,
     CHAMPION,
+    NOT_NEEDED,
     PARENT,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
@@ -227,7 +228,7 @@ class Controller:
             if waits_for is not None:
                 return champion
             if request is None and not _approved(version):
-                self._registry.set_tags(version.number, {REVIEW: "not needed"})
+                self._registry.set_tags(version.number, {REVIEW: NOT_NEEDED})
             return self._promote(version.number, champion, request)
         except (PromotionFailed, WeightsError) as error:
             self._failed(version.number, champion, error, request)

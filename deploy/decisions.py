@@ -17,10 +17,12 @@ from onlinerl.deploy.delta import Manifest
 from onlinerl.deploy.journal import Journal
 from onlinerl.deploy.registry import (
     CHAMPION,
+    NOT_NEEDED,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
     PROMOTED_BY,
     PROMOTED_FROM,
+    REVIEW,
     ROLLBACK_RESULT,
     ROLLED_BACK,
     VERDICT,
@@ -153,10 +155,17 @@ class Decisions:
         self._registry.set_alias(CHAMPION, version)
 
     def _set_verdict(self, version: int, verdict: str) -> None:
-        """A version that served keeps that: it can still be rolled back to."""
+        """A version that served keeps that: it can still be rolled back to.
+
+        Nobody has to look at it any more, so it is not among those that wait for a person.
+        """
         found = self._registry.version(version)
-        if found is not None and found.verdict != "promoted":
-            self._registry.set_tags(version, {VERDICT: verdict})
+        if found is None or found.verdict == "promoted":
+            return
+        tags = {VERDICT: verdict}
+        if found.tags.get(REVIEW) == "pending":
+            tags[REVIEW] = NOT_NEEDED
+        self._registry.set_tags(version, tags)
 
     def _write_row(
         self,

@@ -205,6 +205,7 @@ def test_a_candidate_that_fails_a_gate_never_serves(serving: World) -> None:
     serving.tick()
 
     assert serving.registry.tags[2]["verdict"] == "refused"
+    assert serving.registry.tags[2]["review"] == "not needed"
     assert serving.registry.tags[2]["gate.perplexity"] == "failed"
     assert serving.registry.aliases["champion"] == 1
     assert not (serving.folder / "weights" / "v000002").exists()
