@@ -178,6 +178,7 @@ class Demo:
     async def _until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PHASE_TIMEOUT_S
         while not await asyncio.to_thread(condition):
+            self.desk.check()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"nothing happened for {PHASE_TIMEOUT_S:.0f} s; see the logs")
             await asyncio.sleep(1.0)

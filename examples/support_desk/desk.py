@@ -170,17 +170,19 @@ class Desk:
         Raises:
             RuntimeError: when the stack ends, or is not ready in time; its output was printed.
         """
-        self._process = subprocess.Popen(
-            self.command("up", "--log-level", "warning"), env=self._environment
-        )
+        self._process = subprocess.Popen(self.command("up"), env=self._environment)
         deadline = time.monotonic() + START_TIMEOUT_S
         ready = f"http://127.0.0.1:{self.ports['gateway']}/health/ready"
         while http_problem(ready) is not None or http_problem(self._schedule_ready) is not None:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"`onlinerl up` ended with code {self._process.returncode}")
+            self.check()
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the stack is not ready after {START_TIMEOUT_S:.0f} s")
             time.sleep(0.5)
+
+    def check(self) -> None:
+        """Raises RuntimeError when the stack has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            raise RuntimeError(f"`onlinerl up` ended with code {self._process.returncode}")
 
     @property
     def _schedule_ready(self) -> str:
