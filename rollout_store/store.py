@@ -24,6 +24,7 @@ from deltalake import (
 from deltalake import Transaction as DeltaTransaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from pyarrow.dataset import Dataset
+from pyarrow.fs import FileSystem, LocalFileSystem, SubTreeFileSystem
 
 from onlinerl.errors import ConfigError, ServiceUnavailable, StoreConflict
 from onlinerl.rollout_store.rows import schema_of
@@ -184,7 +185,19 @@ class DeltaStore:
         delta = self._load(table, version=version)
         days = None if ingested_from is None else [("ingest_date", ">=", str(ingested_from))]
         with storage_errors(f"read table {table}"):
-            return delta.to_pyarrow_dataset(file_pruning_predicate=days)
+            return delta.to_pyarrow_dataset(
+                file_pruning_predicate=days, filesystem=self._file_system(table)
+            )
+
+    def _file_system(self, table: str) -> FileSystem | None:
+        """What reads the files of a local table; None leaves an object store to delta-rs.
+
+        pyarrow begins a scan with the interpreter locked, and the threads that read through Python,
+        as delta-rs lets them, wait for that lock: now and then both wait for ever.
+        """
+        if "://" in self.root:
+            return None
+        return SubTreeFileSystem(self._uri(table), LocalFileSystem())
 
     def _create_table(self, name: str, schema: pa.Schema) -> None:
         try:
