@@ -9,7 +9,6 @@ import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 from onlinerl.logs import KeyValueFormatter
 from tests import models
@@ -17,9 +16,6 @@ from tests import models
 # No test asserts a time, so neither does a property: a busy machine is no counterexample.
 hypothesis.settings.register_profile("onlinerl", deadline=None)
 hypothesis.settings.load_profile("onlinerl")
-
-INTEGRATION = "tests/integration/"
-ENGINE = f"{INTEGRATION}engine"
 
 SHARE_THE_ENGINE = (
     "test_clients_chat.py",
@@ -34,19 +30,12 @@ SHARE_THE_ENGINE = (
 class FileScheduling(LoadScopeScheduling):
     """A file is run by one worker, and so are all the files that share the engine.
 
-    xdist's own way to say so, the mark `xdist_group`, is not honoured with pytest 9.2. What starts
-    processes takes minutes, so it goes first: short files then fill up both workers to the end.
+    xdist's own way to say so, the mark `xdist_group`, is not honoured with pytest 9.2.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
-        return ENGINE if file.endswith(SHARE_THE_ENGINE) else file
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        long = (scope for scope in self.workqueue if scope.startswith(INTEGRATION))
-        if (first := next(long, None)) is not None:
-            self.workqueue.move_to_end(first, last=False)
-        super()._assign_work_unit(node)
+        return "engine" if file.endswith(SHARE_THE_ENGINE) else file
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling:
