@@ -48,7 +48,7 @@ demo: $(STAMP) model ## Watch a model learn from its users; KEEP=1 leaves the st
 test: $(STAMP) model ## Run all tests, with the real engine, broker, registry and tables
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-soak: $(STAMP) ## The tests that are short in `make test`, at full length (about 10 minutes)
+soak: $(STAMP) ## The tests that are short in `make test`, at full length (some minutes)
 	@ONLINERL_TEST_RACE_S=120 ONLINERL_TEST_RECORDS=1000000 $(BIN)/python -m pytest \
 		tests/rollout_store/test_maintenance.py tests/integration/test_ingest_group.py -k "racing or long_log" $(ARGS)
 
