@@ -50,7 +50,7 @@ test: $(STAMP) model ## Run all tests, with the real engine, broker, registry an
 
 soak: $(STAMP) ## The tests that are short in `make test`, at full length (some minutes)
 	@ONLINERL_TEST_RACE_S=120 ONLINERL_TEST_RECORDS=1000000 $(BIN)/python -m pytest \
-		tests/rollout_store/test_maintenance.py tests/integration/test_ingest_group.py -k "racing or long_log" $(ARGS)
+		tests/rollout_store/upkeep/test_tables.py tests/integration/test_ingest_group.py -k "racing or long_log" $(ARGS)
 
 check: ## What CI runs
 	@bash .ci/run

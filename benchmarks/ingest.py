@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.result import RESULTS, write_result
-from onlinerl.ingest.kafka_log import checks_crcs
+from onlinerl.ingest.event_log.kafka import checks_crcs
 from onlinerl.rollout_store.config import BrokerConfig
-from onlinerl.rollout_store.kafka_topics import ensure_topics
+from onlinerl.rollout_store.event_log import ensure_topics
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
-from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from tests.brokers import KAFKA_LAUNCHER, Broker, kafka, tansu
 from tests.events import completion, interaction
 
@@ -202,8 +202,8 @@ def drain_bare(bootstrap: str, folder: Path) -> Run:
 
 def drain_into_tables(bootstrap: str, folder: Path) -> Run:
     """What `onlinerl ingest --once` does, timed."""
-    from onlinerl.config import load
     from onlinerl.ingest.main import run_ingest
+    from onlinerl.settings import load
 
     commits: list[float] = []
     append = DeltaStore.append

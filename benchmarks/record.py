@@ -9,8 +9,8 @@ import urllib.request
 from pathlib import Path
 
 from benchmarks.recorded import RECORDED
-from onlinerl.serving.renderer_choice import load_renderer
-from onlinerl.serving.request import Conversation, Message
+from onlinerl.serving.interaction.request import Conversation, Message
+from onlinerl.serving.rendering.loading import load_renderer
 from tests.brokers import free_port
 from tests.integration.engines import Engine, engine
 from tests.models import smollm2

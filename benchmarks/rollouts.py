@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from onlinerl.rollout_store.rows import schema_of
 from onlinerl.rollout_store.schema import FeedbackRow, InteractionRow
+from onlinerl.rollout_store.tables.rows import schema_of
 
 VOCABULARY = 49_152
 START = datetime(2026, 1, 5, tzinfo=UTC)

@@ -27,10 +27,10 @@ from benchmarks.rollouts import (
     make_turns,
 )
 from onlinerl.rollout_store.config import MetricConfig, RewardsConfig, StoreConfig
-from onlinerl.rollout_store.scope import Scope
-from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.rollout_store.views import connect
-from onlinerl.rollout_store.window import read_window
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.views.connection import connect
+from onlinerl.rollout_store.views.scope import Scope
+from onlinerl.rollout_store.views.window import read_window
 
 METHOD = """\
 Synthetic rollouts (benchmarks/rollouts.py: Zipf ids over 49,152, logprobs of a sharp chat model,

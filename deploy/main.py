@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onlinerl.deploy import metrics
-from onlinerl.deploy.checkpoints import Checkpoints, base_checkpoint
-from onlinerl.deploy.commands import Commands, RollbackCommand, show_status
-from onlinerl.deploy.controller import Controller, utc_now
-from onlinerl.deploy.decisions import Decisions
-from onlinerl.deploy.evidence import heldout_answers
-from onlinerl.deploy.examiner import Examiner
-from onlinerl.deploy.journal import DeltaJournal
-from onlinerl.deploy.lease import Lease
-from onlinerl.deploy.mlflow_registry import MlflowRegistry
-from onlinerl.deploy.publisher import Publisher
-from onlinerl.deploy.registry import Registry
-from onlinerl.deploy.replica import HttpReplica
-from onlinerl.deploy.swap import Fleet
+from onlinerl.deploy.gates.evidence import heldout_answers
+from onlinerl.deploy.gates.examiner import Examiner
+from onlinerl.deploy.promotion.commands import Commands, RollbackCommand, show_status
+from onlinerl.deploy.promotion.controller import Controller, utc_now
+from onlinerl.deploy.promotion.decisions import Decisions
+from onlinerl.deploy.promotion.journal import DeltaJournal
+from onlinerl.deploy.promotion.lease import Lease
+from onlinerl.deploy.promotion.publisher import Publisher
+from onlinerl.deploy.registry.checkpoints import Checkpoints, base_checkpoint
+from onlinerl.deploy.registry.mlflow import MlflowRegistry
+from onlinerl.deploy.registry.protocol import Registry
+from onlinerl.deploy.replicas.engine_control import HttpReplica
+from onlinerl.deploy.replicas.fleet import Fleet
 from onlinerl.errors import OnlineRLError
-from onlinerl.health import HealthServer
-from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.serving.engine_config import ENGINE_SECRET
+from onlinerl.process.health import HealthServer
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.secret_names import ENGINE_SECRET
 
 if TYPE_CHECKING:
-    from onlinerl.config import Settings
+    from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 

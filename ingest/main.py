@@ -10,16 +10,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from onlinerl.health import HealthServer
-from onlinerl.ingest.ingester import Ingester
-from onlinerl.ingest.kafka_log import KafkaLog
-from onlinerl.ingest.progress import progress_for
-from onlinerl.ingest.screening import open_screening
-from onlinerl.ingest.writer import STEPS, TableWriter
-from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.ingest.committing.writer import STEPS, TableWriter
+from onlinerl.ingest.event_log.kafka import KafkaLog
+from onlinerl.ingest.loop.ingester import Ingester
+from onlinerl.ingest.loop.progress import progress_for
+from onlinerl.ingest.scrubbing.screening import open_screening
+from onlinerl.process.health import HealthServer
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
 if TYPE_CHECKING:
-    from onlinerl.config import Settings
+    from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -3,9 +3,6 @@
 import hashlib
 import hmac
 
-USER_HASH_KEY = "ONLINERL_USER_HASH_KEY"
-"""Environment variable with the key under which user ids are hashed."""
-
 
 class UserHasher:
     """Keyed hash of user ids: equal users stay equal, nobody reads who they are."""

@@ -9,23 +9,24 @@ import aiohttp
 from starlette.applications import Starlette
 
 from onlinerl.rollout_store.config import BrokerConfig
-from onlinerl.serving.app import create_app
-from onlinerl.serving.arms_reader import ArmsSource
-from onlinerl.serving.auth import Keyring, UserHasher
+from onlinerl.rollout_store.user_hash import UserHasher
+from onlinerl.serving.access.auth import Keyring
+from onlinerl.serving.api.app import create_app
 from onlinerl.serving.config import GatewayConfig
-from onlinerl.serving.confirmation import Confirmation, StoredOffsets
-from onlinerl.serving.feedback import FeedbackDesk
-from onlinerl.serving.gateway import Gateway
-from onlinerl.serving.http_engine import HttpEngine
-from onlinerl.serving.log_writer import KafkaWriter
-from onlinerl.serving.metrics import GatewayMetrics
-from onlinerl.serving.renderer import Renderer
-from onlinerl.serving.responses_sqlite import SqliteResponseStore
-from onlinerl.serving.responses_store import ResponseStore
-from onlinerl.serving.routing import make_router
-from onlinerl.serving.shipper import Shipper
-from onlinerl.serving.spool import Spool
-from onlinerl.serving.tracing import Tracing
+from onlinerl.serving.engine_client.http import HttpEngine
+from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.gateway.answering import Gateway
+from onlinerl.serving.observability.metrics import GatewayMetrics
+from onlinerl.serving.observability.tracing import Tracing
+from onlinerl.serving.protocols.responses.sqlite_store import SqliteResponseStore
+from onlinerl.serving.protocols.responses.store import ResponseStore
+from onlinerl.serving.rendering.protocol import Renderer
+from onlinerl.serving.routing.arms_reader import ArmsSource
+from onlinerl.serving.routing.assembly import make_router
+from onlinerl.serving.spool.confirmation import Confirmation, StoredOffsets
+from onlinerl.serving.spool.log_writer import KafkaWriter
+from onlinerl.serving.spool.queue import Spool
+from onlinerl.serving.spool.shipper import Shipper
 
 
 def assemble(

@@ -8,9 +8,6 @@ from pydantic import Field, model_validator
 from onlinerl.base_config import Config
 from onlinerl.rollout_store.schema import Consent
 
-API_KEYS = "ONLINERL_API_KEYS"
-"""Environment variable with more keys: a JSON list of `{"name": …, "sha256": …, …}`."""
-
 
 class KeyLimits(Config):
     """What one API key may take of one gateway process; None leaves it to `limits.per_key`."""

@@ -14,19 +14,18 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onlinerl import logs
+from onlinerl.process import logs
 from onlinerl.rollout_store.config import BrokerConfig
-from onlinerl.rollout_store.user_hash import USER_HASH_KEY
+from onlinerl.secret_names import ENGINE_SECRET, USER_HASH_KEY
 from onlinerl.serving.config import GatewayConfig
-from onlinerl.serving.engine_config import ENGINE_SECRET
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from onlinerl.config import Settings
-    from onlinerl.serving.arms_reader import ArmsSource
-    from onlinerl.serving.confirmation import StoredOffsets
-    from onlinerl.serving.tracing import Tracing
+    from onlinerl.serving.observability.tracing import Tracing
+    from onlinerl.serving.routing.arms_reader import ArmsSource
+    from onlinerl.serving.spool.confirmation import StoredOffsets
+    from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +43,9 @@ def run_gateway(settings: "Settings") -> int:
     """
     import uvloop
 
-    from onlinerl.rollout_store.store import DeltaStore
-    from onlinerl.serving.arms_reader import arms_in
-    from onlinerl.serving.confirmation import stored_in
+    from onlinerl.rollout_store.tables.delta_store import DeltaStore
+    from onlinerl.serving.routing.arms_reader import arms_in
+    from onlinerl.serving.spool.confirmation import stored_in
 
     logs.keep_content_out()
     gateway = settings.gateway
@@ -99,15 +98,16 @@ async def serve_gateway(
     """
     from prometheus_client import REGISTRY
 
+    from onlinerl.rollout_store.user_hash import UserHasher
+    from onlinerl.serving.access.auth import Keyring
+    from onlinerl.serving.access.key_file import keys_of_environment, load_keys
+    from onlinerl.serving.access.keys_watcher import KeysWatcher
     from onlinerl.serving.assembly import assemble, event_log, stored_responses
-    from onlinerl.serving.auth import Keyring, UserHasher
-    from onlinerl.serving.http_engine import engine_session
-    from onlinerl.serving.key_file import keys_of_environment, load_keys
-    from onlinerl.serving.keys_watcher import KeysWatcher
-    from onlinerl.serving.listening import listening, tls_context
-    from onlinerl.serving.metrics import GatewayMetrics
-    from onlinerl.serving.renderer_choice import load_renderer
-    from onlinerl.serving.tracing import open_tracing
+    from onlinerl.serving.engine_client.http import engine_session
+    from onlinerl.serving.http.listening import listening, tls_context
+    from onlinerl.serving.observability.metrics import GatewayMetrics
+    from onlinerl.serving.observability.tracing import open_tracing
+    from onlinerl.serving.rendering.loading import load_renderer
 
     # What can be wrong in the configuration is found before anything is started.
     fixed_keys = (*config.api_keys, *keys_of_environment(environment))
@@ -162,9 +162,9 @@ async def _serve(
 ) -> None:
     import uvicorn
 
-    from onlinerl.serving.bounded_http import bounded_http
-    from onlinerl.serving.drain import Drain, DrainingServer, ReadinessGate
-    from onlinerl.serving.listening import with_cors
+    from onlinerl.serving.http.bounded_http import bounded_http
+    from onlinerl.serving.http.drain import Drain, DrainingServer, ReadinessGate
+    from onlinerl.serving.http.listening import with_cors
 
     drain = Drain()
     server = DrainingServer(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from onlinerl.embedded_broker import tansu_command
+from onlinerl.commands.embedded_broker import tansu_command
 
 KAFKA_LAUNCHER = os.environ.get("ONLINERL_TEST_KAFKA", "")
 

@@ -10,7 +10,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from onlinerl.logs import KeyValueFormatter
+from onlinerl.process.logs import KeyValueFormatter
 from tests import models
 
 # No test asserts a time, so neither does a property: a busy machine is no counterexample.

@@ -8,8 +8,8 @@ from typing import Annotated, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from onlinerl.config import SECRETS, Settings
-from onlinerl.rollout_store.tables_page import tables_page
+from onlinerl.rollout_store.reference.tables_page import tables_page
+from onlinerl.settings import SECRETS, Settings
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

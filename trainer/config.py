@@ -15,7 +15,7 @@ class TrainerConfig(Config):
     """One cycle: which rows it may read, how it corrects for their age, how far it may move."""
 
     loss: LossName = "tis"
-    """Per-token policy loss; see `trainer/losses.py` for each formula and its source."""
+    """Per-token policy loss; see `trainer/losses/policy.py` for each formula and its source."""
 
     ratio_cap: float = Field(default=2.0, ge=1, le=100)
     """Upper bound on the importance ratio of `tis`."""

@@ -8,17 +8,20 @@ import logging
 import sys
 from pathlib import Path
 
-from onlinerl import logs
 from onlinerl.errors import LeaseHeld, OnlineRLError, TooFewRows, TrainingError
-
-EXIT_FAILED, EXIT_NOTHING_TO_DO, EXIT_LEASE_HELD = 1, 3, 4
+from onlinerl.process import logs
+from onlinerl.trainer.schedule.exit_codes import (
+    EXIT_FAILED,
+    EXIT_LEASE_HELD,
+    EXIT_NOTHING_TO_DO,
+)
 
 logger = logging.getLogger("onlinerl.trainer.job")
 
 
 def main(arguments: list[str]) -> int:
     """Run one cycle with the settings in a JSON file."""
-    from onlinerl.config import Settings
+    from onlinerl.settings import Settings
     from onlinerl.trainer.main import run_train
 
     logs.configure("info")

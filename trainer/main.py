@@ -1,34 +1,21 @@
 """`onlinerl train`: one cycle with its real parts, in this process."""
 
 import logging
-import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from onlinerl.errors import ConfigError, DependencyMissing, ServiceUnavailable
-from onlinerl.trainer.backend import TrainingBackend
-from onlinerl.trainer.cycle import run_cycle
-from onlinerl.trainer.database import Database
-from onlinerl.trainer.lease import Lease
-from onlinerl.trainer.ledger import Ledger
-from onlinerl.trainer.parts import FAULTS, Parts
-from onlinerl.trainer.plan import Plan
+from onlinerl.errors import DependencyMissing, ServiceUnavailable
+from onlinerl.trainer.assembly import lease_name, open_database, reading_from, real_parts
+from onlinerl.trainer.bookkeeping.lease import Lease
+from onlinerl.trainer.cycle.run import run_cycle
 
 if TYPE_CHECKING:
-    from onlinerl.config import Settings
+    from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-FAULT_VARIABLE = "ONLINERL_TRAINER_FAULT"
-"""Tests only: the process kills itself at the point of `parts.FAULTS` that this names."""
-
-DATABASE = "ledger.sqlite"
 
 
 def run_train(settings: "Settings", snapshot: str | None = None) -> int:
@@ -51,7 +38,7 @@ def run_train(settings: "Settings", snapshot: str | None = None) -> int:
     ):
         parts = real_parts(settings, database)
         if snapshot is not None:
-            parts = _reading_from(snapshot, parts, settings)
+            parts = reading_from(snapshot, parts, settings)
         cycle = run_cycle(parts, lease=lease)
     logger.info("registered a candidate", extra={"cycle": cycle.cycle_id, "version": cycle.version})
     return 0
@@ -59,101 +46,9 @@ def run_train(settings: "Settings", snapshot: str | None = None) -> int:
 
 def run_schedule(settings: "Settings") -> int:
     """Run cycles when they are due, until a signal."""
-    from onlinerl.trainer.schedule import run
+    from onlinerl.trainer.schedule.loop import run
 
     return run(settings)
-
-
-def open_database(settings: "Settings") -> Database:
-    """The ledger's file below the data folder."""
-    return Database(settings.folder("trainer") / DATABASE)
-
-
-def lease_name(settings: "Settings") -> str:
-    """One trainer per policy."""
-    return f"train {settings.policy.name}"
-
-
-def real_parts(settings: "Settings", database: Database) -> Parts:
-    """A cycle's parts as configured: Delta tables, MLflow, torch.
-
-    Raises:
-        ConfigError: when a KL is asked for and no base model is named.
-    """
-    from onlinerl.rollout_store.store import DeltaStore
-    from onlinerl.trainer.figures import draw_all
-    from onlinerl.trainer.mlflow_registry import MlflowRegistry
-    from onlinerl.trainer.mlflow_tracking import MlflowTracker
-    from onlinerl.trainer.progress import terminal_progress
-    from onlinerl.trainer.source import DeltaSource
-
-    policy, registry = settings.policy, settings.registry
-    if settings.trainer.kl_coef > 0 and not policy.base_model:
-        raise ConfigError(
-            "policy.base_model is empty but trainer.kl_coef "
-            f"({settings.trainer.kl_coef:g}) needs the base model; set one or kl_coef = 0"
-        )
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
-    return Parts(
-        policy=policy.name,
-        base_model=policy.base_model,
-        config=settings.trainer,
-        rewards=settings.rewards,
-        folder=settings.folder("trainer"),
-        ledger=Ledger(database),
-        source=DeltaSource(
-            store,
-            rewards=settings.rewards,
-            hold_s=settings.trainer.hold_s,
-            limits=settings.store,
-        ),
-        registry=MlflowRegistry(
-            registry.tracking_uri,
-            policy=policy.name,
-            timeout_s=settings.trainer.registry_timeout_s,
-        ),
-        tracker=MlflowTracker(registry.tracking_uri, experiment=registry.experiment),
-        open_backend=_open_torch,
-        draw_figures=draw_all,
-        progress=terminal_progress,
-        fault=_fault_from_environment(),
-    )
-
-
-def _reading_from(snapshot: str, parts: Parts, settings: "Settings") -> Parts:
-    from onlinerl.rollout_store.snapshots import readable
-    from onlinerl.rollout_store.store import DeltaStore
-    from onlinerl.trainer.source import DeltaSource
-
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
-    held = readable(store, snapshot, at=datetime.now(UTC))
-    source = DeltaSource(
-        store,
-        rewards=settings.rewards,
-        hold_s=settings.trainer.hold_s,
-        pinned=held.versions,
-        limits=settings.store,
-    )
-    return replace(parts, source=source)
-
-
-def _open_torch(parent: Path, *, plan: Plan) -> TrainingBackend:
-    from onlinerl.trainer.torch_backend import TorchBackend
-
-    base = plan.base_model if plan.trainer.kl_coef > 0 else None
-    return TorchBackend(parent, base=base, config=plan.trainer, seed=plan.seed)
-
-
-def _fault_from_environment() -> Callable[[str], None]:
-    chosen = os.environ.get(FAULT_VARIABLE)
-    if chosen is not None and chosen not in FAULTS:
-        raise ConfigError(f"{FAULT_VARIABLE}={chosen} is none of {', '.join(FAULTS)}")
-
-    def fault(point: str) -> None:
-        if point == chosen:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return fault
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from examples.support_desk.desk import POLICY, Desk
 from examples.support_desk.report import VersionLine
 from examples.support_desk.users import Crowd
-from onlinerl.config import Settings, load
-from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.rollout_store.views import connect
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.views.connection import connect
+from onlinerl.settings import Settings, load
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onlinerl import __version__, logs
+from onlinerl import __version__
+from onlinerl.commands.keys_arguments import add_keys_commands
+from onlinerl.commands.store_arguments import add_store_commands
 from onlinerl.errors import DependencyMissing, OnlineRLError
-from onlinerl.keys_commands import add_keys_commands
-from onlinerl.store_commands import add_store_commands
+from onlinerl.process import logs
 
 if TYPE_CHECKING:
-    from onlinerl.config import Settings
+    from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +71,13 @@ def _keep_others_out() -> None:
 
 
 def _settings(arguments: argparse.Namespace) -> "Settings":
-    from onlinerl.config import load
+    from onlinerl.settings import load
 
     return load(arguments.config, arguments.set)
 
 
 def _up(arguments: argparse.Namespace) -> int:
-    from onlinerl.stack import run_up
+    from onlinerl.commands.up import run_up
 
     options = ["--log-level", arguments.log_level]
     for override in arguments.set:
@@ -85,7 +86,7 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from onlinerl.doctor import run_doctor
+    from onlinerl.commands.doctor import run_doctor
 
     return run_doctor(_settings(arguments))
 
@@ -97,7 +98,7 @@ def _gateway(arguments: argparse.Namespace) -> int:
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from onlinerl.serving.engine import run_engine
+    from onlinerl.serving.engine.command import run_engine
 
     return run_engine(_settings(arguments))
 
@@ -150,7 +151,7 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _query(arguments: argparse.Namespace) -> int:
-    from onlinerl.rollout_store.query import run_query
+    from onlinerl.rollout_store.query.command import run_query
 
     return run_query(
         _settings(arguments),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onlinerl.deploy.tensors import Bits, HostTensor
+from onlinerl.deploy.weights.tensors import Bits, HostTensor
 
 SHAPES = {"model.embed_tokens.weight": (64, 8), "model.norm.weight": (8,)}
 

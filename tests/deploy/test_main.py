@@ -7,10 +7,10 @@ from typing import cast
 
 import pytest
 
-from onlinerl.deploy.controller import Controller
 from onlinerl.deploy.main import _loop
+from onlinerl.deploy.promotion.controller import Controller
 from onlinerl.errors import ServiceUnavailable
-from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
 
 class Looks:

@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from onlinerl.errors import InvalidEvent
-from onlinerl.ingest.batch import ROUTES, Batch, Route, sort_records
-from onlinerl.ingest.log import LogRecord
-from onlinerl.ingest.recent import RecentEvents
+from onlinerl.ingest.batches.recent import RecentEvents
+from onlinerl.ingest.batches.sorting import ROUTES, Batch, Route, sort_records
+from onlinerl.ingest.event_log.log import LogRecord
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
 from tests.events import NOON, feedback, interaction
 

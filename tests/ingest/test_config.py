@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from onlinerl.ingest.config import IngestConfig
-from onlinerl.ingest.kafka_log import checks_crcs
+from onlinerl.ingest.event_log.kafka import checks_crcs
 
 
 def test_a_batch_has_to_fit_into_the_buffer() -> None:

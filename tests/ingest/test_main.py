@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from onlinerl.ingest.committing.writer import STEPS
 from onlinerl.ingest.main import kill_at
-from onlinerl.ingest.writer import STEPS
 
 
 def test_without_a_fault_every_step_passes() -> None:

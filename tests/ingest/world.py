@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from onlinerl.ingest.committing.writer import TableWriter
 from onlinerl.ingest.config import IngestConfig
-from onlinerl.ingest.ingester import Ingester
-from onlinerl.ingest.log import MemoryLog
-from onlinerl.ingest.writer import TableWriter
-from onlinerl.rollout_store.kafka_topics import ALL_TOPICS
+from onlinerl.ingest.event_log.log import MemoryLog
+from onlinerl.ingest.loop.ingester import Ingester
+from onlinerl.rollout_store.event_log import ALL_TOPICS
 from onlinerl.rollout_store.schema import (
     FEEDBACK_TOPIC,
     INTERACTIONS_TOPIC,
     FeedbackEvent,
     InteractionEvent,
 )
-from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from tests.events import NOON
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from onlinerl.serving.engine_config import ENGINE_SECRET
+from onlinerl.secret_names import ENGINE_SECRET
 
 START_TIMEOUT_S = 240.0
 REPOSITORY = Path(__file__).resolve().parents[2]

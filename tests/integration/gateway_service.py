@@ -12,17 +12,18 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC, InteractionEvent
-from onlinerl.serving.app import create_app
-from onlinerl.serving.auth import Keyring, UserHasher
+from onlinerl.rollout_store.user_hash import UserHasher
+from onlinerl.serving.access.auth import Keyring
+from onlinerl.serving.api.app import create_app
 from onlinerl.serving.config import GatewayConfig, ResponsesConfig
-from onlinerl.serving.events import MemorySink
-from onlinerl.serving.feedback import FeedbackDesk
-from onlinerl.serving.gateway import Gateway
-from onlinerl.serving.http_engine import HttpEngine
-from onlinerl.serving.metrics import GatewayMetrics
-from onlinerl.serving.renderer_choice import load_renderer
-from onlinerl.serving.responses_sqlite import SqliteResponseStore
-from onlinerl.serving.routing import make_router
+from onlinerl.serving.engine_client.http import HttpEngine
+from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.gateway.answering import Gateway
+from onlinerl.serving.interaction.events import MemorySink
+from onlinerl.serving.observability.metrics import GatewayMetrics
+from onlinerl.serving.protocols.responses.sqlite_store import SqliteResponseStore
+from onlinerl.serving.rendering.loading import load_renderer
+from onlinerl.serving.routing.assembly import make_router
 from tests.serving.world import KEYS
 
 

@@ -12,9 +12,9 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from onlinerl.rollout_store.config import BrokerConfig
-from onlinerl.rollout_store.kafka_topics import ensure_topics
+from onlinerl.rollout_store.event_log import ensure_topics
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
-from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from tests.brokers import Broker, free_port
 from tests.events import feedback, interaction
 from tests.waiting import until

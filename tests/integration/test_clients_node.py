@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from onlinerl.serving.chat_template import ChatTemplate, load_model_text
-from onlinerl.serving.template_renderer import TemplateRenderer
+from onlinerl.serving.rendering.chat_template import ChatTemplate, load_model_text
+from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from tests.integration.gateway_service import listening
 from tests.models import CACHE
 from tests.serving.clients import CALL, THOUGHT, serving

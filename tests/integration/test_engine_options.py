@@ -14,12 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from onlinerl.serving.arms import Arms, Target
 from onlinerl.serving.config import GatewayConfig
-from onlinerl.serving.engine_client import Chunk, Generate
-from onlinerl.serving.http_engine import HttpEngine, engine_session
-from onlinerl.serving.router import Router
-from onlinerl.serving.routing import make_router
+from onlinerl.serving.engine_client.http import HttpEngine, engine_session
+from onlinerl.serving.interaction.engine import Chunk, Generate
+from onlinerl.serving.routing.arms import Arms, Target
+from onlinerl.serving.routing.assembly import make_router
+from onlinerl.serving.routing.router import Router
 from tests.brokers import free_port
 from tests.integration.engines import Engine, engine
 

@@ -16,9 +16,9 @@ import pytest
 from kafka import KafkaProducer
 from pyarrow import parquet
 
-from onlinerl.rollout_store.kafka_topics import ensure_topics
+from onlinerl.rollout_store.event_log import ensure_topics
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
-from onlinerl.rollout_store.snapshots import create_snapshot, snapshots
+from onlinerl.rollout_store.snapshots.named import create_snapshot, snapshots
 from tests.brokers import tansu
 from tests.events import feedback, interaction
 from tests.integration.ingest_pipeline import COMMAND, Pipeline, wait_until

@@ -19,23 +19,10 @@ from onlinerl.rollout_store.schema import (
     FeedbackEvent,
     InteractionEvent,
 )
-from onlinerl.serving.segments import segment_numbers
-from tests.brokers import (
-    Broker,
-    free_port,
-    kafka,
-    needs_kafka,
-    read_log,
-    tansu,
-    wait_for_port,
-)
+from onlinerl.serving.spool.segment_files import segment_numbers
+from tests.brokers import Broker, free_port, kafka, needs_kafka, read_log, tansu, wait_for_port
 from tests.integration import fake_vllm
-from tests.integration.gateway_process import (
-    KEY,
-    GatewayProcess,
-    running_gateway,
-    wait_until_ready,
-)
+from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway, wait_until_ready
 from tests.integration.ingest_pipeline import Pipeline
 
 pytestmark = [

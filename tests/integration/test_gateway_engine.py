@@ -11,17 +11,18 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC, InteractionEvent
-from onlinerl.serving.app import create_app
-from onlinerl.serving.auth import Keyring, UserHasher
-from onlinerl.serving.chat_template import load_model_text
+from onlinerl.rollout_store.user_hash import UserHasher
+from onlinerl.serving.access.auth import Keyring
+from onlinerl.serving.api.app import create_app
 from onlinerl.serving.config import ApiKeyConfig, GatewayConfig
-from onlinerl.serving.events import MemorySink
-from onlinerl.serving.feedback import FeedbackDesk
-from onlinerl.serving.gateway import Gateway
-from onlinerl.serving.http_engine import HttpEngine
-from onlinerl.serving.metrics import GatewayMetrics
-from onlinerl.serving.routing import make_router
-from onlinerl.serving.template_renderer import TemplateRenderer
+from onlinerl.serving.engine_client.http import HttpEngine
+from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.gateway.answering import Gateway
+from onlinerl.serving.interaction.events import MemorySink
+from onlinerl.serving.observability.metrics import GatewayMetrics
+from onlinerl.serving.rendering.chat_template import load_model_text
+from onlinerl.serving.rendering.template_renderer import TemplateRenderer
+from onlinerl.serving.routing.assembly import make_router
 from tests.brokers import free_port
 from tests.integration.engines import Engine
 from tests.serving.world import KEY, key_config

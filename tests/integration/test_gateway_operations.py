@@ -19,9 +19,14 @@ import pytest
 import trustme
 
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC, InteractionEvent
+from onlinerl.serving.access.key_file import changing_keys
 from onlinerl.serving.config import ApiKeyConfig
-from onlinerl.serving.key_file import changing_keys
-from onlinerl.serving.segments import Position, read_segment, segment_numbers, segment_path
+from onlinerl.serving.spool.segment_files import (
+    Position,
+    read_segment,
+    segment_numbers,
+    segment_path,
+)
 from tests.brokers import free_port, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway

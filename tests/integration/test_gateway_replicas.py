@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from onlinerl.deploy.arms import champion_only, write_arms
+from onlinerl.deploy.promotion.arms import champion_only, write_arms
 from onlinerl.rollout_store.schema import ArmRow
-from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from tests.brokers import free_port, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from onlinerl.ingest.writer import STEPS
-from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.ingest.committing.writer import STEPS
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from tests.brokers import Broker, free_port, kafka, needs_kafka, tansu
 from tests.integration.ingest_pipeline import COMMAND, WAIT_S, Pipeline, wait_until
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from onlinerl.errors import ServiceUnavailable
-from onlinerl.ingest.kafka_log import KafkaLog
-from onlinerl.ingest.log import Fetched, LogRecord, Partition
+from onlinerl.ingest.event_log.kafka import KafkaLog
+from onlinerl.ingest.event_log.log import Fetched, LogRecord, Partition
 from onlinerl.rollout_store.config import BrokerConfig
-from onlinerl.rollout_store.kafka_topics import ALL_TOPICS, TopicAdmin, ensure_topics
+from onlinerl.rollout_store.event_log import ALL_TOPICS, TopicAdmin, ensure_topics
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
 from tests.brokers import Broker, free_port, kafka, needs_kafka, tansu
 

@@ -11,9 +11,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from onlinerl.rollout_store.maintainer import LEASE
-from onlinerl.rollout_store.snapshots import create_snapshot
-from onlinerl.rollout_store.store_lease import StoreLease
+from onlinerl.rollout_store.snapshots.named import create_snapshot
+from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.upkeep.process import LEASE
 from tests.brokers import free_port
 from tests.events import NOON
 from tests.rollout_store.people import People

@@ -10,21 +10,21 @@ from deltalake import Transaction as DeltaTransaction
 from deltalake.exceptions import CommitFailedError
 
 from onlinerl.errors import StoreConflict
-from onlinerl.ingest.batch import ROUTES
-from onlinerl.ingest.log import LogRecord, MemoryLog
-from onlinerl.ingest.writer import STEPS
+from onlinerl.ingest.batches.sorting import ROUTES
+from onlinerl.ingest.committing.writer import STEPS
+from onlinerl.ingest.event_log.log import LogRecord, MemoryLog
 from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
-from onlinerl.rollout_store.kafka_topics import ALL_TOPICS, Topic
-from onlinerl.rollout_store.rows import to_table
+from onlinerl.rollout_store.event_log import ALL_TOPICS, Topic
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC, TABLES
-from onlinerl.rollout_store.scope import Scope
-from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.rollout_store.views import connect
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.rows import to_table
+from onlinerl.rollout_store.views.connection import connect
+from onlinerl.rollout_store.views.scope import Scope
 from tests.events import NOON, feedback, feedback_row, interaction, interaction_rows
 from tests.ingest.world import Crash, World
 from tests.object_store import Bucket, s3_bucket
-from tests.rollout_store.test_segment_view import turn
-from tests.rollout_store.test_store import audit, ids, step
+from tests.rollout_store.tables.test_delta_store import audit, ids, step
+from tests.rollout_store.views.test_segments import turn
 from tests.rollout_store.views_of import Event
 
 pytestmark = pytest.mark.integration

@@ -12,12 +12,12 @@ import pytest
 from pyarrow import fs, parquet
 
 from onlinerl.errors import ConfigError
-from onlinerl.rollout_store.maintenance import TableUpkeep, maintain
-from onlinerl.rollout_store.maintenance_config import MaintenanceConfig, RetentionConfig
-from onlinerl.rollout_store.snapshots import create_snapshot, readable
-from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.rollout_store.store_lease import StoreLease
-from onlinerl.rollout_store.table_files import TableFiles
+from onlinerl.rollout_store.snapshots.named import create_snapshot, readable
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.files import TableFiles
+from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.upkeep.config import MaintenanceConfig, RetentionConfig
+from onlinerl.rollout_store.upkeep.tables import TableUpkeep, maintain
 from tests.object_store import Bucket, s3_bucket
 from tests.rollout_store.people import People, hash_of, some_id
 

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from onlinerl.deploy.lineage import RegistryRows
-from onlinerl.deploy.mlflow_registry import MlflowRegistry
+from onlinerl.deploy.registry.mlflow import MlflowRegistry
+from onlinerl.deploy.registry.trained_rows import RegistryRows
 from onlinerl.errors import ServiceUnavailable, WeightsError
-from onlinerl.trainer.checkpoint import verify_checkpoint
+from onlinerl.trainer.registry.checkpoint import verify_checkpoint
 from tests.brokers import free_port
 from tests.deploy.builders import weights, write_checkpoint
 from tests.registry_server import mlflow_server

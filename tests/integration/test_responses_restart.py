@@ -9,8 +9,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from onlinerl.serving.auth import UserHasher
-from onlinerl.serving.responses_sqlite import forget_user
+from onlinerl.rollout_store.user_hash import UserHasher
+from onlinerl.serving.protocols.responses.sqlite_store import forget_user
 from tests.brokers import free_port, wait_for_port
 from tests.integration import fake_vllm
 from tests.integration.gateway_process import KEY, GatewayProcess, running_gateway

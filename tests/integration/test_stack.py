@@ -17,11 +17,11 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from onlinerl.checks import http_problem
-from onlinerl.config import Settings, load
-from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.rollout_store.views import connect
-from tests.stack.configuration import write_configuration
+from onlinerl.commands.checks import http_problem
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.views.connection import connect
+from onlinerl.settings import Settings, load
+from tests.onlinerl.configuration import write_configuration
 from tests.waiting import until
 
 pytestmark = [

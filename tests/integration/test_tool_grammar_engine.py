@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from onlinerl.serving.output_parser import AnswerParser
-from onlinerl.serving.renderer import Renderer
-from onlinerl.serving.renderer_choice import load_renderer
-from onlinerl.serving.request import Conversation, Tool, ToolChoice
+from onlinerl.serving.interaction.request import Conversation, Tool, ToolChoice
+from onlinerl.serving.parsing.output_parser import AnswerParser
+from onlinerl.serving.rendering.loading import load_renderer
+from onlinerl.serving.rendering.protocol import Renderer
 from tests.integration.engines import Engine
-from tests.serving.conversations import talk, user
+from tests.serving.talking import talk, user
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -19,27 +19,27 @@ from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from safetensors.torch import load_file
 
-from onlinerl.config import Settings
 from onlinerl.rollout_store.config import PolicyConfig, RegistryConfig
-from onlinerl.trainer.checkpoint import verify_checkpoint, write_manifest
+from onlinerl.settings import Settings
+from onlinerl.trainer.assembly import FAULT_VARIABLE, open_database
+from onlinerl.trainer.bookkeeping.database import Database
+from onlinerl.trainer.bookkeeping.ledger import Cycle, Ledger
+from onlinerl.trainer.bookkeeping.process_identity import start_time
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
-from onlinerl.trainer.database import Database
-from onlinerl.trainer.job import EXIT_LEASE_HELD
-from onlinerl.trainer.ledger import Cycle, Ledger
-from onlinerl.trainer.main import FAULT_VARIABLE, open_database
-from onlinerl.trainer.outcome import outcome_folder
-from onlinerl.trainer.parts import FAULTS
-from onlinerl.trainer.process import start_time
+from onlinerl.trainer.cycle.outcome import outcome_folder
+from onlinerl.trainer.cycle.parts import FAULTS
+from onlinerl.trainer.registry.checkpoint import verify_checkpoint, write_manifest
+from onlinerl.trainer.schedule.exit_codes import EXIT_LEASE_HELD
 from tests.brokers import free_port
 from tests.registry_server import mlflow_server
 from tests.trainer.builders import REWARDS, make_store, promotion
-from tests.trainer.rollouts import prefer_even_tokens, sample_interactions
+from tests.trainer.sampled_rollouts import prefer_even_tokens, sample_interactions
 
 pytestmark = pytest.mark.integration
 
 RUN_SCHEDULE = """
 import logging, pathlib, sys
-from onlinerl.config import Settings
+from onlinerl.settings import Settings
 from onlinerl.trainer.main import run_schedule
 logging.basicConfig(level=logging.INFO)
 sys.exit(run_schedule(Settings.model_validate_json(pathlib.Path(sys.argv[1]).read_text())))

@@ -14,7 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from onlinerl.deploy.config import DeployConfig
-from onlinerl.deploy.delta import (
+from onlinerl.deploy.replicas.engine_control import HttpReplica
+from onlinerl.deploy.replicas.fleet import Expectation, Fleet, Probe
+from onlinerl.deploy.weights.delta import (
     HostTensor,
     read_checkpoint,
     read_manifest,
@@ -22,8 +24,6 @@ from onlinerl.deploy.delta import (
     write_anchor,
     write_delta,
 )
-from onlinerl.deploy.replica import HttpReplica
-from onlinerl.deploy.swap import Expectation, Fleet, Probe
 from onlinerl.errors import PromotionFailed, WeightsError
 from tests.integration.engines import Engine
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.schema import DeadLetterRow
-from onlinerl.rollout_store.store import DeltaStore
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.rows import to_table
 from onlinerl.rollout_store.user_hash import UserHasher
 from tests.events import NOON, feedback, feedback_row, interaction, interaction_rows
 

@@ -1,12 +1,12 @@
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from onlinerl.rollout_store.config import BrokerConfig, MetricConfig, PolicyConfig, RewardsConfig
+from tests.reference import DOCS
 
 
 @pytest.mark.parametrize("name", ["", "Assistant", "a b", "../x", "a/1", "-a"])
@@ -79,7 +79,7 @@ def test_reading_configuration_imports_nothing_heavy() -> None:
 
 
 def test_the_example_in_the_documentation_is_a_declaration() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    page = (DOCS / "rewards.md").read_text(encoding="utf-8")
     example = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])
 
     rewards = RewardsConfig.model_validate(example["rewards"])

@@ -7,10 +7,10 @@ from pathlib import Path
 import duckdb
 
 from onlinerl.rollout_store.config import RewardsConfig
-from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.schema import FeedbackEvent, InteractionEvent
-from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.rollout_store.views import connect
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.rows import to_table
+from onlinerl.rollout_store.views.connection import connect
 from tests.events import feedback_row, interaction_rows
 
 Event = InteractionEvent | FeedbackEvent

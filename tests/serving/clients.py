@@ -8,8 +8,8 @@ import anthropic
 import httpx2
 import openai
 
-from onlinerl.serving.renderer import Renderer
-from onlinerl.serving.responses_store import MemoryResponseStore, ResponseStore
+from onlinerl.serving.protocols.responses.store import MemoryResponseStore, ResponseStore
+from onlinerl.serving.rendering.protocol import Renderer
 from tests.serving.world import KEY, World, make_world, speak
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from onlinerl.serving.chat_template import ChatTemplate, load_model_text
-from onlinerl.serving.template_renderer import TemplateRenderer
+from onlinerl.serving.rendering.chat_template import ChatTemplate, load_model_text
+from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 
 REASONING_CHATML = (
     "{# an answer may begin with <think> #}"

@@ -4,9 +4,9 @@
 
 from functools import cache
 
-from onlinerl.serving.chat_template import ChatTemplate, ModelText
-from onlinerl.serving.families import family_names
-from onlinerl.serving.family_renderer import FamilyRenderer
+from onlinerl.serving.rendering.chat_template import ChatTemplate, ModelText
+from onlinerl.serving.rendering.families import family_names
+from onlinerl.serving.rendering.family_renderer import FamilyRenderer
 from tests.serving.small_tokenizers import small_tokenizer
 
 _QWEN = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")

@@ -7,11 +7,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from onlinerl.serving.config import GatewayConfig, RoutingConfig, TimeoutsConfig
-from onlinerl.serving.engine_client import Chunk, Generate
-from onlinerl.serving.memory_engine import MemoryEngine
-from onlinerl.serving.route import Route
-from onlinerl.serving.router import Router
-from onlinerl.serving.routing import make_router
+from onlinerl.serving.engine_client.memory import MemoryEngine
+from onlinerl.serving.interaction.engine import Chunk, Generate
+from onlinerl.serving.routing.assembly import make_router
+from onlinerl.serving.routing.failover import Route
+from onlinerl.serving.routing.router import Router
 
 TOKENS = [11, 12, 13, 14, 15, 2]
 """What every engine says."""

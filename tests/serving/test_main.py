@@ -9,7 +9,7 @@ import pytest
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.serving.config import ApiKeyConfig, GatewayConfig, TimeoutsConfig
-from onlinerl.serving.gateway import Gateway
+from onlinerl.serving.gateway.answering import Gateway
 from onlinerl.serving.main import serve_gateway
 from tests.brokers import free_port
 

@@ -16,20 +16,21 @@ from onlinerl.rollout_store.schema import (
     FeedbackEvent,
     InteractionEvent,
 )
-from onlinerl.serving.app import create_app
-from onlinerl.serving.auth import Keyring, UserHasher
+from onlinerl.rollout_store.user_hash import UserHasher
+from onlinerl.serving.access.auth import Keyring
+from onlinerl.serving.api.app import create_app
 from onlinerl.serving.config import ApiKeyConfig, GatewayConfig, LimitsConfig, TimeoutsConfig
-from onlinerl.serving.engine_client import Generate
-from onlinerl.serving.events import MemorySink
-from onlinerl.serving.feedback import FeedbackDesk
-from onlinerl.serving.gateway import Gateway
-from onlinerl.serving.memory_engine import MemoryEngine
-from onlinerl.serving.metrics import GatewayMetrics
-from onlinerl.serving.renderer import Renderer
-from onlinerl.serving.request import Conversation, Message
-from onlinerl.serving.responses_store import ResponseStore
-from onlinerl.serving.routing import make_router
-from onlinerl.serving.wire import Wire
+from onlinerl.serving.engine_client.memory import MemoryEngine
+from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.gateway.answering import Gateway
+from onlinerl.serving.interaction.engine import Generate
+from onlinerl.serving.interaction.events import MemorySink
+from onlinerl.serving.interaction.request import Conversation, Message
+from onlinerl.serving.observability.metrics import GatewayMetrics
+from onlinerl.serving.protocols.responses.store import ResponseStore
+from onlinerl.serving.rendering.protocol import Renderer
+from onlinerl.serving.routing.assembly import make_router
+from onlinerl.serving.wire.protocol import Wire
 
 KEY = "key-of-acme"
 OTHER_KEY = "key-of-globex"

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
-from onlinerl.rollout_store.rows import to_table
 from onlinerl.rollout_store.schema import (
     FeedbackRow,
     InteractionRow,
@@ -17,13 +16,14 @@ from onlinerl.rollout_store.schema import (
     Sampling,
     VersionSpan,
 )
-from onlinerl.rollout_store.store import DeltaStore
-from onlinerl.trainer.advantages import Advantages
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.rows import to_table
+from onlinerl.trainer.bookkeeping.plan import Plan
 from onlinerl.trainer.config import TrainerConfig
-from onlinerl.trainer.data import Datum, LossInputs
-from onlinerl.trainer.plan import Plan
-from onlinerl.trainer.rows import WindowRow
-from onlinerl.trainer.segments import Segment, Span
+from onlinerl.trainer.rollouts.advantages import Advantages
+from onlinerl.trainer.rollouts.data import Datum, LossInputs
+from onlinerl.trainer.rollouts.rows import WindowRow
+from onlinerl.trainer.rollouts.segments import Segment, Span
 
 START = datetime(2026, 11, 1, 12, tzinfo=UTC)
 

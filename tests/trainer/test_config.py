@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
-from onlinerl.trainer.loss_spec import LossSpec
+from onlinerl.trainer.losses.spec import LossSpec
 
 
 def test_importing_it_loads_nothing_heavy() -> None:

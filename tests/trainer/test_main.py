@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from mlflow.exceptions import MlflowException
 
-from onlinerl.config import Settings
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.config import PolicyConfig
+from onlinerl.settings import Settings
 from onlinerl.trainer import main
 
 

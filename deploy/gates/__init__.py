@@ -1,0 +1,4 @@
+"""Measures a candidate and judges it.
+
+Imports `registry` and `replicas`.
+"""

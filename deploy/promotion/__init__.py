@@ -1,0 +1,4 @@
+"""The controller that promotes and rolls back, and its record.
+
+Imports every other room of deploy.
+"""

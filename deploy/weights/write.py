@@ -1,0 +1,252 @@
+"""Writing a version: everything under a temporary name, flushed, renamed, READY last.
+
+Publishing the same version again is a no-op when the weights are the same, so a controller that
+died half-way simply publishes once more.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+
+from onlinerl.deploy.weights.encodings import encode
+from onlinerl.deploy.weights.manifest import (
+    FORWARD,
+    INVERSE,
+    MANIFEST,
+    READY,
+    FileEntry,
+    Manifest,
+    Payload,
+    TensorEntry,
+    is_published,
+    read_manifest,
+    version_folder,
+)
+from onlinerl.deploy.weights.tensors import HostTensor, Weights
+from onlinerl.errors import WeightsError
+
+logger = logging.getLogger(__name__)
+
+
+def write_anchor(
+    root: Path, *, policy: str, version: int, weights: Weights, origin: str = ""
+) -> Manifest:
+    """Publish a full set of weights.
+
+    Raises:
+        WeightsError: when the version is published already with other weights.
+    """
+    return _publish(
+        root, policy=policy, version=version, weights=weights, origin=origin, parent=None
+    )
+
+
+def write_delta(
+    root: Path,
+    *,
+    policy: str,
+    version: int,
+    weights: Weights,
+    parent_version: int,
+    parent: Weights,
+    origin: str = "",
+) -> Manifest:
+    """Publish what changed since `parent_version`, with the way back.
+
+    Raises:
+        WeightsError: when names, shapes or dtypes differ (publish an anchor then), or the version
+            is published already with other weights.
+    """
+    _check_same_layout(parent, weights)
+    if version == parent_version:
+        raise WeightsError(f"version {version} cannot be a delta on itself")
+    return _publish(
+        root,
+        policy=policy,
+        version=version,
+        weights=weights,
+        origin=origin,
+        parent=(parent_version, parent),
+    )
+
+
+def same_layout(one: Weights, other: Weights) -> bool:
+    """Whether a delta between the two is possible."""
+    return _layout(one) == _layout(other)
+
+
+def _layout(weights: Weights) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
+
+
+def _check_same_layout(parent: Weights, child: Weights) -> None:
+    old, new = _layout(parent), _layout(child)
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            raise WeightsError(
+                f"tensor {name!r} is {new.get(name)} here and {old.get(name)} in the parent:"
+                " a delta needs equal names, shapes and dtypes, publish an anchor"
+            )
+
+
+def _publish(
+    root: Path,
+    *,
+    policy: str,
+    version: int,
+    weights: Weights,
+    origin: str,
+    parent: tuple[int, Weights] | None,
+) -> Manifest:
+    if is_published(root, version):
+        return _already_published(root, version, weights)
+    folder = version_folder(root, version)
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        manifest = _write_payloads(
+            temporary,
+            policy=policy,
+            version=version,
+            weights=weights,
+            origin=origin,
+            parent=parent,
+        )
+        raw = manifest.model_dump_json(indent=1).encode()
+        _write_flushed(temporary / MANIFEST, raw)
+        # A folder that an earlier try left without READY is nobody's.
+        shutil.rmtree(folder, ignore_errors=True)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    _flush_folder(root)
+    _write_flushed(folder / f".{READY}", hashlib.sha256(raw).hexdigest().encode())
+    (folder / f".{READY}").rename(folder / READY)
+    _flush_folder(folder)
+    logger.info(
+        "weights published",
+        extra={"version": version, "kind": manifest.kind, "num_bytes": manifest.num_bytes},
+    )
+    return manifest
+
+
+def _already_published(root: Path, version: int, weights: Weights) -> Manifest:
+    manifest = read_manifest(root, version)
+    found = {name: tensor.sha256() for name, tensor in weights.items()}
+    if found != {name: entry.sha256 for name, entry in manifest.tensors.items()}:
+        raise WeightsError(
+            f"version {version} is published with other weights in {version_folder(root, version)}:"
+            " a published version never changes"
+        )
+    return manifest
+
+
+class _PayloadFile:
+    """Appends payloads and keeps the checksum of the whole file."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._hash = hashlib.sha256()
+        self.num_bytes = 0
+
+    def append(self, old: HostTensor | None, new: HostTensor) -> Payload:
+        encoding, data = encode(None if old is None else old.bits, new.bits)
+        payload = Payload(encoding=encoding, offset=self.num_bytes, num_bytes=len(data))
+        self._stream.write(data)
+        self._hash.update(data)
+        self.num_bytes += len(data)
+        return payload
+
+    def close(self) -> FileEntry:
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        return FileEntry(sha256=self._hash.hexdigest(), num_bytes=self.num_bytes)
+
+
+def _write_payloads(
+    folder: Path,
+    *,
+    policy: str,
+    version: int,
+    weights: Weights,
+    origin: str,
+    parent: tuple[int, Weights] | None,
+) -> Manifest:
+    kind: Literal["anchor", "delta"] = "anchor" if parent is None else "delta"
+    files: dict[str, FileEntry] = {}
+    with (folder / FORWARD).open("wb") as forward, (folder / INVERSE).open("wb") as inverse:
+        writers = _PayloadFile(forward), _PayloadFile(inverse)
+        tensors = {
+            name: _write_tensor(weights[name], None if parent is None else parent[1][name], writers)
+            for name in sorted(weights)
+        }
+        files[FORWARD] = writers[0].close()
+        if parent is not None:
+            files[INVERSE] = writers[1].close()
+    if parent is None:
+        (folder / INVERSE).unlink()
+    return Manifest(
+        policy=policy,
+        version=version,
+        origin=origin,
+        parent_version=None if parent is None else parent[0],
+        kind=kind,
+        tensors=tensors,
+        files=files,
+        num_changed=sum(entry.num_changed for entry in tensors.values()),
+        num_elements=sum(tensor.bits.size for tensor in weights.values()),
+        num_bytes=files[FORWARD].num_bytes,
+        full_bytes=full_bytes(weights),
+    )
+
+
+def full_bytes(weights: Mapping[str, HostTensor]) -> int:
+    """What the dense weights take."""
+    return sum(tensor.num_bytes for tensor in weights.values())
+
+
+def _write_tensor(
+    new: HostTensor, old: HostTensor | None, writers: tuple[_PayloadFile, _PayloadFile]
+) -> TensorEntry:
+    forward, inverse = writers
+    if old is None:
+        return TensorEntry(
+            dtype=new.dtype,
+            shape=new.shape,
+            sha256=new.sha256(),
+            num_changed=new.bits.size,
+            forward=forward.append(None, new),
+        )
+    num_changed = int(np.count_nonzero(old.bits != new.bits))
+    return TensorEntry(
+        dtype=new.dtype,
+        shape=new.shape,
+        sha256=new.sha256(),
+        num_changed=num_changed,
+        forward=forward.append(old, new) if num_changed else None,
+        inverse=inverse.append(new, old) if num_changed else None,
+        parent_sha256=old.sha256(),
+    )
+
+
+def _write_flushed(file: Path, data: bytes) -> None:
+    with file.open("wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """A rename is durable only when its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

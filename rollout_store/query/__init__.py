@@ -1,0 +1,4 @@
+"""`onlinerl query`: SQL on tables and views.
+
+Imports `views`, `snapshots` and `tables`.
+"""

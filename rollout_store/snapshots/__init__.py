@@ -1,0 +1,4 @@
+"""Named versions of the tables that stay readable.
+
+Imports `tables`.
+"""

@@ -1,0 +1,65 @@
+"""`onlinerl snapshot`: hold rows under a name, list what is held, let go."""
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.snapshots.named import (
+    Snapshot,
+    create_snapshot,
+    drop_snapshot,
+    snapshots,
+)
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+
+if TYPE_CHECKING:
+    from onlinerl.settings import Settings
+
+
+def run_snapshot(
+    settings: "Settings", *, action: str, name: str | None, actor: str, reason: str
+) -> int:
+    """Do one action and say what holds now.
+
+    Raises:
+        ConfigError: the name is missing, taken, unknown or malformed.
+    """
+    store = DeltaStore(settings.store_root, settings.store.storage_options)
+    now = datetime.now(UTC)
+    if action == "list":
+        _show(snapshots(store), at=now)
+        return 0
+    if name is None:
+        raise ConfigError(f"name the snapshot: onlinerl snapshot {action} NAME")
+    change = create_snapshot if action == "create" else drop_snapshot
+    done = change(store, name, actor=actor, reason=reason, at=now)
+    sys.stdout.write(f"snapshot {done.name}: {_state(done, at=now)}\n")
+    return 0
+
+
+def _state(snapshot: Snapshot, *, at: datetime) -> str:
+    if snapshot.is_held(at=at):
+        until = snapshot.expires_at
+        return "held" if until is None else f"held until {until:%Y-%m-%d %H:%M}"
+    states = {"create": "expired", "drop": "dropped", "mark": "erased rows were in it"}
+    return states[snapshot.action]
+
+
+def _show(found: list[Snapshot], *, at: datetime) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "state", "since", "by", "reason", "interactions", "feedback")
+    for each in found:
+        table.add_row(
+            each.name,
+            _state(each, at=at),
+            f"{each.acted_at:%Y-%m-%d %H:%M}",
+            each.actor,
+            each.reason,
+            str(each.versions.get("interactions", "")),
+            str(each.versions.get("feedback", "")),
+        )
+    console = Console(width=None if sys.stdout.isatty() else 200, emoji=False)
+    console.print(table, markup=False)

@@ -1,0 +1,106 @@
+"""The log of a table: checkpoints, and the removal of what no version needs any more."""
+
+from datetime import datetime
+
+from onlinerl.errors import ServiceUnavailable
+from onlinerl.rollout_store.tables.delta_store import DeltaStore, storage_errors
+from onlinerl.rollout_store.tables.files import StoredFile, TableFiles, log_versions, referenced
+
+
+def files_of_version(
+    store: DeltaStore, table: str, *, version: int, there: list[StoredFile]
+) -> set[str] | None:
+    """Paths of the data files of a version; None when it can never be read again.
+
+    Args:
+        store: Where the table lies.
+        table: Its name.
+        version: One that was held before the files were listed.
+        there: Every file of the table.
+
+    Raises:
+        ServiceUnavailable: the storage failed, which says nothing of the version.
+    """
+    try:
+        paths = referenced(store, table, version=version)
+    except ServiceUnavailable:
+        if _has_log(there, version):
+            raise
+        return None
+    return paths if paths <= {file.path for file in there} else None
+
+
+def checkpoint(store: DeltaStore, table: str, *, every: int) -> bool:
+    """Sum the log up when `every` commits came since the last time; whether it was done."""
+    newest = store.delta(table).version()
+    last = max(_checkpoints(TableFiles(store, table).all()), default=-1)
+    if newest - last < every:
+        return False
+    with storage_errors(f"write a checkpoint of table {table}"):
+        store.delta(table).create_checkpoint()
+    return True
+
+
+def clean_log(store: DeltaStore, table: str, *, held: set[int], older_than: datetime) -> int:
+    """Remove the log before the newest checkpoint that is old enough and not after a held version.
+
+    A version is read from the last checkpoint at or before it and the commits between, so
+    everything before a checkpoint that lies at or before all held versions can go.
+
+    Args:
+        store: Where the table lies.
+        table: Its name.
+        held: Versions that must stay readable.
+        older_than: Versions that were written since stay readable, held or not.
+
+    Returns:
+        How many files were removed.
+    """
+    files = TableFiles(store, table)
+    everything = files.all()
+    floor = min(held, default=None)
+    usable = [
+        version
+        for version, file in _checkpoints(everything).items()
+        if file.modified_at < older_than and (floor is None or version <= floor)
+    ]
+    if not usable:
+        return 0
+    return _remove_before(files, version=max(usable))
+
+
+def cut_log(store: DeltaStore, table: str) -> None:
+    """Sum the log up in a new checkpoint and remove all of it before: older versions are gone.
+
+    The checkpoint refers only to files of the newest version, so it says nothing of others.
+    """
+    delta = store.delta(table)
+    with storage_errors(f"write a checkpoint of table {table}"):
+        delta.create_checkpoint()
+    _remove_before(TableFiles(store, table), version=delta.version())
+
+
+def _remove_before(files: TableFiles, *, version: int) -> int:
+    unneeded = [file for number, file in log_versions(files.all()) if number < version]
+    # Oldest first: whatever is left after a crash is still a whole tail of the log.
+    for file in sorted(unneeded, key=lambda file: file.path):
+        files.remove(file)
+    return len(unneeded)
+
+
+def _has_log(files: list[StoredFile], version: int) -> bool:
+    """Whether a checkpoint or the beginning is there, and every commit from it to the version."""
+    first = max((each for each in _checkpoints(files) if each <= version), default=-1)
+    commits = {
+        number for number, file in log_versions(files) if file.path.endswith(f"{number:020d}.json")
+    }
+    return commits.issuperset(range(first + 1, version + 1))
+
+
+def _checkpoints(files: list[StoredFile]) -> dict[int, StoredFile]:
+    """Of those written whole in one file, which is how they are written here."""
+    return {
+        version: file
+        for version, file in log_versions(files)
+        if file.path.endswith(f"{version:020d}.checkpoint.parquet")
+    }

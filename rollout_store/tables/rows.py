@@ -1,0 +1,32 @@
+"""From row models to Arrow tables."""
+
+import functools
+from collections.abc import Sequence
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from onlinerl.rollout_store.tables.arrow import arrow_schema
+
+
+@functools.cache
+def schema_of(row_type: type[BaseModel]) -> pa.Schema:
+    """The Arrow schema of a row model, derived once."""
+    return arrow_schema(row_type)
+
+
+def to_table(models: Sequence[BaseModel], *, row_type: type[BaseModel] | None = None) -> pa.Table:
+    """Rows of one type as an Arrow table; fields that the row model does not declare are left out.
+
+    Args:
+        models: All of the same type.
+        row_type: Needed only when `models` may be empty.
+
+    Raises:
+        ValueError, OverflowError: for a value that its column cannot hold.
+    """
+    if row_type is None:
+        if not models:
+            raise ValueError("name the row_type of an empty table")
+        row_type = type(models[0])
+    return pa.Table.from_pylist([model.model_dump() for model in models], schema_of(row_type))

@@ -1,0 +1,4 @@
+"""`onlinerl maintain`: retention, compaction and vacuum.
+
+Imports `erasure`, `snapshots` and `tables`.
+"""

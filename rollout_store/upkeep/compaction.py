@@ -1,0 +1,73 @@
+"""Small files of one partition gathered into large ones; the rows stay the same."""
+
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+from deltalake.exceptions import CommitFailedError
+
+from onlinerl.rollout_store.tables.delta_store import WRITER_PROPERTIES, DeltaStore, storage_errors
+
+_SMALL = """
+SELECT "partition.ingest_date"::VARCHAR AS day FROM files WHERE size_bytes < $below
+GROUP BY day HAVING count(*) >= $least ORDER BY day
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compacted:
+    """What compacting one table did."""
+
+    num_files_before: int = 0
+    num_files_after: int = 0
+    num_conflicts: int = 0
+    """Partitions that were left as they are because somebody deleted from them meanwhile."""
+
+
+def compact(
+    store: DeltaStore, table: str, *, target_file_bytes: int, min_small_files: int
+) -> Compacted:
+    """Rewrite the small files of every partition that has enough of them, one commit each.
+
+    Appends and readers go on beside it. Of a compaction and a deletion that meet in one file, one
+    fails: the deletion repeats itself, the compaction waits for the next pass.
+    """
+    done = Compacted()
+    for day in _days_to_compact(
+        store, table, target_file_bytes=target_file_bytes, min_small_files=min_small_files
+    ):
+        try:
+            with storage_errors(f"compact table {table}"):
+                figures = store.delta(table).optimize.compact(
+                    partition_filters=[("ingest_date", "=", day)],
+                    target_size=target_file_bytes,
+                    max_concurrent_tasks=1,
+                    writer_properties=WRITER_PROPERTIES,
+                )
+        except CommitFailedError:
+            done = _plus(done, conflicts=1)
+            continue
+        done = _plus(done, before=figures["numFilesRemoved"], after=figures["numFilesAdded"])
+    return done
+
+
+def _days_to_compact(
+    store: DeltaStore, table: str, *, target_file_bytes: int, min_small_files: int
+) -> list[str]:
+    files = pa.table(store.delta(table).get_add_actions(flatten=True))
+    if files.num_rows < min_small_files:
+        return []
+    with duckdb.connect(":memory:") as connection:
+        connection.register("files", files)
+        rows = connection.execute(
+            _SMALL, {"below": target_file_bytes, "least": min_small_files}
+        ).fetchall()
+    return [str(day) for (day,) in rows]
+
+
+def _plus(done: Compacted, *, before: int = 0, after: int = 0, conflicts: int = 0) -> Compacted:
+    return Compacted(
+        num_files_before=done.num_files_before + before,
+        num_files_after=done.num_files_after + after,
+        num_conflicts=done.num_conflicts + conflicts,
+    )

@@ -1,0 +1,4 @@
+"""The DuckDB views, which are the public way to read.
+
+Imports `tables`.
+"""

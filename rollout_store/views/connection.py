@@ -1,0 +1,237 @@
+"""The DuckDB views: the public way to read the tables.
+
+Views are pinned to table versions, so what a training window saw can be read again later, and they
+take out events that were stored twice. Nothing here writes.
+"""
+
+import tempfile
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+from pyarrow.dataset import Dataset
+
+from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
+from onlinerl.rollout_store.schema import TABLES
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.rows import schema_of
+from onlinerl.rollout_store.views.feedback import (
+    DEMONSTRATIONS_VIEW,
+    feedback_use_view,
+    signals_view,
+)
+from onlinerl.rollout_store.views.rewards import TURNS_VIEW, reward_view
+from onlinerl.rollout_store.views.scope import Scope, find_trees
+from onlinerl.rollout_store.views.segments import (
+    MASK_MACROS,
+    PROMPT_PIECES_VIEW,
+    lengths_view,
+    prompts_view,
+    segments_view,
+)
+from onlinerl.rollout_store.views.suspicions import suspicions_view
+
+VIEWS = (
+    *TABLES,
+    "rewards",
+    "sessions",
+    "prompts",
+    "segments",
+    "feedback_use",
+    "demonstrations",
+    "suspicions",
+)
+"""Every public view; `docs/tables.md` has their columns."""
+
+_IDENTITY = {
+    "interactions": ("tenant", "interaction_id", "choice_index"),
+    "feedback": ("tenant", "feedback_id"),
+    "dead_letters": ("topic", "partition", '"offset"', "payload"),
+    "promotions": ("promotion_id",),
+    "audit": ("audit_id",),
+    "arms": ("decision_id", "arm"),
+    "snapshots": ("name", "action", "acted_at"),
+    "erased": ("erasure_id", "kind", "digest"),
+}
+"""What makes two rows of a table the same one."""
+
+_AGE = {
+    "interactions": 'ingested_at, partition, "offset"',
+    "feedback": 'ingested_at, partition, "offset"',
+    "dead_letters": "ingested_at",
+    "promotions": '"decided_at"',
+    "audit": '"acted_at"',
+    "arms": '"decided_at"',
+    "snapshots": '"acted_at"',
+    "erased": '"acted_at"',
+}
+"""Of the same row stored twice, the first by these columns is kept."""
+
+_SESSIONS_VIEW = """
+CREATE VIEW sessions AS
+SELECT i.session_id, i.tenant,
+    count(DISTINCT i.interaction_id) AS num_interactions,
+    count(*) AS num_completions,
+    sum(len(i.completion_token_ids))::BIGINT AS num_tokens,
+    min(i.served_at) AS first_at,
+    max(i.served_at) AS last_at,
+    count(r.reward) AS num_labelled,
+    avg(r.reward) AS reward
+FROM interactions AS i
+LEFT JOIN rewards AS r ON r.interaction_id = i.interaction_id
+    AND r.choice_index = i.choice_index AND r.tenant = i.tenant
+WHERE i.arm <> 'shadow'
+GROUP BY i.session_id, i.tenant
+"""
+
+
+def connect(
+    store: DeltaStore,
+    *,
+    rewards: RewardsConfig,
+    versions: Mapping[str, int] | None = None,
+    as_of: datetime | None = None,
+    scope: Scope | None = None,
+    limits: StoreConfig | None = None,
+) -> duckdb.DuckDBPyConnection:
+    """An in-memory DuckDB with every view of `VIEWS`.
+
+    Args:
+        store: A table that was not created yet reads as empty.
+        rewards: How feedback becomes a reward.
+        versions: Table versions to pin, e.g. from `DeltaStore.versions`. A table that is not named
+            is pinned to its newest version now; all stay as they are while the connection lives.
+        as_of: The time at which maturity is judged; now when absent.
+        scope: Reads only the days it needs. `prompts` and `segments` then hold what is in scope and
+            are the same rows as without one; `interactions`, `feedback` and what counts them hold
+            at least what is in scope.
+        limits: Memory and threads of a query; the defaults of `[store]` when absent.
+
+    Raises:
+        ServiceUnavailable: the storage does not answer, or a pinned version was cleaned away.
+    """
+    connection = duckdb.connect(":memory:")
+    try:
+        _limit(connection, limits or StoreConfig())
+        ingested_from = (
+            {}
+            if scope is None
+            else _ingested_from(connection, store, versions, scope, rewards=rewards)
+        )
+        for table in TABLES:
+            _add_table(connection, store, table, versions, ingested_from=ingested_from.get(table))
+        for view in _views(rewards, as_of=as_of or datetime.now(UTC), scoped=scope is not None):
+            connection.execute(view)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _limit(connection: duckdb.DuckDBPyConnection, limits: StoreConfig) -> None:
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute(f"SET memory_limit = '{limits.query_memory_mib}MiB'")
+    # Else what does not fit would be written into the current folder. Of its own, because SQL may
+    # read and write below it; DuckDB makes it when it is needed and takes it away again.
+    spill = Path(tempfile.gettempdir()) / f"onlinerl-query-{uuid.uuid4().hex}"
+    connection.execute("SET temp_directory = ?", [str(spill)])
+    # Else it is drawn into the output of whoever reads for more than two seconds.
+    connection.execute("SET enable_progress_bar = false")
+    # Of an Arrow scan DuckDB expects one row, and for few rows it compares all with all.
+    connection.execute("SET asof_loop_join_threshold = 0")
+    if limits.query_threads:
+        connection.execute(f"SET threads = {limits.query_threads}")
+
+
+def _ingested_from(
+    connection: duckdb.DuckDBPyConnection,
+    store: DeltaStore,
+    versions: Mapping[str, int] | None,
+    scope: Scope,
+    *,
+    rewards: RewardsConfig,
+) -> dict[str, date]:
+    """Per table the first day that the scope needs."""
+    connection.register("stored_interactions", _stored(store, "interactions", versions, None))
+    first = find_trees(connection, scope, rewards=rewards)
+    nothing = date.max - timedelta(days=1)
+    return {
+        "interactions": first.interactions or nothing,
+        "feedback": first.feedback or nothing,
+    }
+
+
+def _views(rewards: RewardsConfig, *, as_of: datetime, scoped: bool) -> list[str]:
+    """Every view over the tables, in an order in which each finds those it reads."""
+    return [
+        TURNS_VIEW,
+        signals_view(rewards),
+        feedback_use_view(rewards),
+        suspicions_view(rewards),
+        reward_view(rewards, as_of=as_of),
+        _SESSIONS_VIEW,
+        MASK_MACROS,
+        lengths_view(scoped=scoped),
+        PROMPT_PIECES_VIEW,
+        prompts_view(scoped=scoped),
+        segments_view(scoped=scoped),
+        DEMONSTRATIONS_VIEW,
+    ]
+
+
+def _add_table(
+    connection: duckdb.DuckDBPyConnection,
+    store: DeltaStore,
+    table: str,
+    versions: Mapping[str, int] | None,
+    *,
+    ingested_from: date | None,
+) -> None:
+    rows = _stored(store, table, versions, ingested_from)
+    connection.register(f"stored_{table}", rows)
+    connection.execute(_deduplicated(table))
+
+
+def _stored(
+    store: DeltaStore,
+    table: str,
+    versions: Mapping[str, int] | None,
+    ingested_from: date | None,
+) -> Dataset | pa.Table:
+    version = (versions or {}).get(table)
+    if version is None and not store.exists(table):
+        return schema_of(TABLES[table]).empty_table()
+    dataset = store.dataset(table, version=version, ingested_from=ingested_from)
+    return with_every_column(dataset, table)
+
+
+def with_every_column(stored: Dataset, table: str) -> Dataset:
+    """Columns in the order of the row model; one that an older table lacks reads as null."""
+    present = {field.name: field for field in stored.schema}
+    declared = schema_of(TABLES[table])
+    fields = [present.pop(field.name, field.with_nullable(True)) for field in declared]
+    return stored.replace_schema(pa.schema([*fields, *present.values()]))
+
+
+def _deduplicated(table: str) -> str:
+    identity, age = ", ".join(_IDENTITY[table]), _AGE[table]
+    if table not in ("interactions", "feedback"):
+        return f"""
+CREATE VIEW {table} AS
+SELECT * FROM stored_{table}
+QUALIFY row_number() OVER (PARTITION BY {identity} ORDER BY {age}) = 1
+"""
+    # Repeats are rare and these rows are many and wide: look for them in narrow columns, so that
+    # the rest is streamed and never sorted.
+    return f"""
+CREATE VIEW {table} AS
+SELECT t.* FROM stored_{table} AS t
+LEFT JOIN (
+    SELECT {identity}, min(({age})) AS kept
+    FROM stored_{table} GROUP BY {identity} HAVING count(*) > 1
+) AS repeated USING ({identity})
+WHERE repeated.kept IS NULL OR repeated.kept = (t.ingested_at, t.partition, t."offset")
+"""

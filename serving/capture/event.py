@@ -1,0 +1,57 @@
+"""From a served request to the event that is logged. A pure function of values."""
+
+from collections.abc import Sequence
+
+from onlinerl.rollout_store.schema import Completion, InteractionEvent
+from onlinerl.serving.capture.eligibility import untrainable_reason
+from onlinerl.serving.interaction.exchange import Exchange
+
+
+def event_of(
+    exchange: Exchange,
+    choices: Sequence[Completion],
+    *,
+    first_token_at: float | None,
+    last_token_at: float | None,
+) -> InteractionEvent:
+    """The event of a request with what was sampled for it.
+
+    Args:
+        exchange: The request.
+        choices: What was sampled; nothing is padded or repaired.
+        first_token_at: When the first token came, a reading of `time.monotonic`; None when none did
+            or it is not known.
+        last_token_at: When the last token came.
+    """
+    reason = untrainable_reason(
+        choices,
+        policy=exchange.policy,
+        sampling=exchange.sampling,
+        constrained=exchange.grammar is not None,
+        arm=exchange.arm,
+    )
+    return InteractionEvent(
+        interaction_id=exchange.interaction_id,
+        session_id=exchange.lineage.session_id,
+        parent_id=exchange.lineage.parent_id,
+        parent_choice=exchange.lineage.parent_choice,
+        prefix_length=exchange.lineage.prefix_length,
+        prompt_token_ids=list(exchange.prompt_ids[exchange.lineage.prefix_length :]),
+        policy=exchange.policy,
+        arm=exchange.arm,
+        arm_probability=exchange.arm_probability,
+        protocol=exchange.request.protocol,
+        streamed=exchange.request.stream,
+        sampling=exchange.sampling,
+        renderer=exchange.renderer,
+        tenant=exchange.caller.tenant,
+        user=exchange.user,
+        consent=exchange.consent,
+        trainable=reason is None,
+        untrainable_reason=reason,
+        served_at=exchange.served_at,
+        ttft_ms=exchange.since_start_ms(first_token_at),
+        latency_ms=exchange.since_start_ms(last_token_at),
+        tags=dict(exchange.request.tags),
+        choices=list(choices),
+    )

@@ -1,0 +1,37 @@
+"""Log-probabilities as a caller asked to see them: with text, and with alternatives."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from onlinerl.serving.interaction.engine import TopLogprob
+from onlinerl.serving.interaction.pieces import TokenLogprob
+from onlinerl.serving.interaction.sampled import LOGPROB_FLOOR
+
+TokenText = Callable[[int], tuple[str, bytes]]
+"""Text and bytes of a token."""
+
+
+class LogprobView:
+    """What is shown for every sampled token.
+
+    Args:
+        token_text: text and bytes of a token.
+        num_top: alternatives at every place.
+    """
+
+    def __init__(self, token_text: TokenText, *, num_top: int) -> None:
+        self._token_text = token_text
+        self._num_top = num_top
+
+    def of(self, token_id: int, logprob: float, alternatives: Sequence[TopLogprob]) -> TokenLogprob:
+        """One sampled token, with at most `num_top` of its alternatives."""
+        top = [
+            self._shown(each.token_id, each.logprob, ()) for each in alternatives[: self._num_top]
+        ]
+        return self._shown(token_id, logprob, top)
+
+    def _shown(self, token_id: int, logprob: float, top: Sequence[TokenLogprob]) -> TokenLogprob:
+        text, token_bytes = self._token_text(token_id)
+        # JSON has neither NaN nor infinity; this is what OpenAI sends for what is as good as 0.
+        shown = logprob if math.isfinite(logprob) else LOGPROB_FLOOR
+        return TokenLogprob(text=text, token_bytes=token_bytes, logprob=shown, top=top)

@@ -1,0 +1,4 @@
+"""Sampled token ids to text, reasoning and tool calls.
+
+Imports `tokens`, `interaction` and `encoding`.
+"""

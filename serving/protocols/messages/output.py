@@ -1,0 +1,86 @@
+"""Anthropic's `/v1/messages`, the way out: pieces of an answer as content blocks, and their events.
+
+A whole answer goes through the same code as a streamed one, so the two cannot differ.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from onlinerl.serving.interaction.pieces import (
+    ArgumentsDelta,
+    Piece,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallStart,
+)
+from onlinerl.serving.protocols.messages.blocks import Block, sign
+
+Event = dict[str, Any]
+
+
+class ContentBlocks:
+    """The blocks of one answer, in the order in which the model wrote them.
+
+    NONE ──a piece──► OPEN ──a piece of another kind, or `close`──► done, in `blocks`
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        """Those that are done."""
+        self._open: Block | None = None
+        self._pieces: list[str] = []
+        """Content of the open block so far."""
+
+    def add(self, piece: Piece) -> Sequence[Event]:
+        """What one piece makes known."""
+        if isinstance(piece, TextDelta) and piece.text:
+            return self._add("text", piece.text)
+        if isinstance(piece, ReasoningDelta) and piece.text:
+            return self._add("thinking", piece.text)
+        if isinstance(piece, ToolCallStart):
+            call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+            return self._start(call)
+        if isinstance(piece, ArgumentsDelta):
+            # Kept until the call is whole: a client parses what it has at any moment.
+            self._pieces.append(piece.json)
+        return []
+
+    def close(self) -> Sequence[Event]:
+        """The end of the answer."""
+        if self._open is None:
+            return []
+        block, text = self._open, "".join(self._pieces)
+        events: list[Event] = []
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(text or "{}")
+            delta = {"type": "input_json_delta", "partial_json": text or "{}"}
+            events.append(self._event("content_block_delta", delta=delta))
+        elif block["type"] == "thinking":
+            block |= {"thinking": text, "signature": sign(text)}
+            delta = {"type": "signature_delta", "signature": block["signature"]}
+            events.append(self._event("content_block_delta", delta=delta))
+        else:
+            block["text"] = text
+        events.append(self._event("content_block_stop"))
+        self.blocks.append(block)
+        self._open = None
+        return events
+
+    def _add(self, kind: str, text: str) -> list[Event]:
+        events: list[Event] = []
+        if self._open is None or self._open["type"] != kind:
+            empty = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
+            events += self._start({"type": kind, **empty})
+        self._pieces.append(text)
+        delta = {"type": f"{kind}_delta", kind: text}
+        return [*events, self._event("content_block_delta", delta=delta)]
+
+    def _start(self, block: Block) -> list[Event]:
+        events = [*self.close()]
+        self._open, self._pieces = block, []
+        # A copy: the block goes on changing, the event does not.
+        return [*events, self._event("content_block_start", content_block=dict(block))]
+
+    def _event(self, kind: str, **values: object) -> Event:
+        return {"type": kind, "index": len(self.blocks), **values}

@@ -1,0 +1,221 @@
+"""`/v1/responses`, the way in: what a body may say beside its input.
+
+What is not supported is refused by name. Input items are in `responses_items`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from onlinerl.errors import RequestRefused
+from onlinerl.serving.interaction.request import JsonFormat, Tool, ToolChoice
+from onlinerl.serving.wire.parameters import (
+    Parameters,
+    Tag,
+    ToolName,
+    checked,
+    refuse_equal_names,
+    unsupported,
+    wrong,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+
+_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+    "access_programs": (),
+    "background": (False,),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "include": ([],),
+    "input": (),
+    "max_tool_calls": (),
+    "metadata": (),
+    "moderation": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory", "24h"),
+    "reasoning": (),
+    "service_tier": ("auto", "default"),
+    "stream_options": ({}, {"include_obfuscation": False}),
+    "text": (),
+    "tool_choice": (),
+    "tools": (),
+    "truncation": ("disabled",),
+}
+
+_TOOL_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+    "allowed_callers": (["direct"],),
+    "async": (False,),
+    "defer_loading": (False,),
+    "output_schema": (),
+}
+
+
+class ReasoningParameters(Parameters):
+    """How much a model should think, and what it should tell of it."""
+
+    effort: Literal["none"] | None = None
+    """A model thinks or does not: there is nothing in between to ask for."""
+    summary: Literal["auto"] | None = None
+    generate_summary: Literal["auto"] | None = None
+
+
+class _Format(Parameters):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(default=None, max_length=64)
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class _Text(Parameters):
+    format: _Format | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class _Function(Parameters):
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class _NamedFunction(Parameters):
+    type: Literal["function"]
+    name: str
+
+
+class ResponsesBody(Parameters):
+    """A body whose plain values are checked; the rest is read by the functions of this file."""
+
+    model: str
+    input: str | list[Any] = Field(default_factory=list, max_length=10_000_000)
+    instructions: str | None = None
+    previous_response_id: str | None = Field(default=None, max_length=128)
+    store: bool | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Any] = Field(default_factory=list, max_length=1024)
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    text: _Text | None = None
+    reasoning: ReasoningParameters | None = None
+    include: list[str] = Field(default_factory=list, max_length=16)
+    metadata: dict[str, Tag] = Field(default_factory=dict, max_length=16)
+    user: str | None = Field(default=None, max_length=512)
+    safety_identifier: str | None = Field(default=None, max_length=512)
+    prompt_cache_key: str | None = Field(default=None, max_length=512)
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether a model that can reason should; None leaves it to its template."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return None if effort is None else False
+
+    @property
+    def wants_logprobs(self) -> int | None:
+        """Alternatives per token that are shown; None shows no log-probabilities."""
+        asked = LOGPROBS in self.include or bool(self.top_logprobs)
+        return (self.top_logprobs or 0) if asked else None
+
+    @property
+    def json_format(self) -> JsonFormat | None:
+        """The JSON that the answer must be."""
+        given = None if self.text is None else self.text.format
+        if given is None or given.type == "text":
+            return None
+        return JsonFormat(schema=given.json_schema)
+
+
+def read_body(value: object) -> ResponsesBody:
+    """A checked body.
+
+    Raises:
+        RequestRefused: naming the parameter that is wrong or not supported.
+    """
+    body = checked(ResponsesBody, value, harmless=_ASKS_FOR_NOTHING)
+    for number, name in enumerate(body.include):
+        if name not in (LOGPROBS, ENCRYPTED_REASONING):
+            raise unsupported(f"include.{number}", f"{name!r} is nothing that an answer here has")
+    _refuse_half_a_format(body.text)
+    return body
+
+
+def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
+    """The functions that the model may call.
+
+    Raises:
+        RequestRefused: for tools that the server would have to run.
+    """
+    tools = tuple(_tool(value, at=f"tools.{number}") for number, value in enumerate(body.tools))
+    refuse_equal_names(tools)
+    return tools
+
+
+def tool_choice_of(body: ResponsesBody, tools: tuple[Tool, ...]) -> ToolChoice:
+    """Whether the functions may, must or must not be called.
+
+    Raises:
+        RequestRefused: for a function that is not among `tools`, or a choice without a meaning.
+    """
+    parallel = body.parallel_tool_calls is not False
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        mode = _mode(choice)
+        if mode == "required" and not tools:
+            raise wrong("tool_choice", "required needs tools")
+        return ToolChoice(mode=mode, parallel=parallel)
+    if isinstance(choice, dict) and choice.get("type") not in (None, "function"):
+        raise unsupported("tool_choice", f"give auto, none, required or a function, not {choice}")
+    name = checked(_NamedFunction, choice, at="tool_choice").name
+    if name not in {tool.name for tool in tools}:
+        raise wrong("tool_choice.name", f"there is no function {name!r} in tools")
+    return ToolChoice(mode="required", name=name, parallel=parallel)
+
+
+def _mode(choice: str | None) -> Literal["auto", "none", "required"]:
+    modes: dict[str, Literal["auto", "none", "required"]] = {
+        "auto": "auto",
+        "none": "none",
+        "required": "required",
+    }
+    if choice is not None and choice not in modes:
+        raise wrong("tool_choice", f"give auto, none, required or a function, not {choice!r}")
+    return modes[choice or "auto"]
+
+
+def _tool(value: object, *, at: str) -> Tool:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise unsupported(f"{at}.type", f"{kind!r} is run by a server; only function tools are")
+    tool = checked(_Function, value, at=at, harmless=_TOOL_ASKS_FOR_NOTHING)
+    return Tool(
+        name=tool.name,
+        description=tool.description or "",
+        parameters=tool.parameters or {},
+        strict=bool(tool.strict),
+    )
+
+
+def _refuse_half_a_format(text: _Text | None) -> None:
+    given = None if text is None else text.format
+    if given is None:
+        return
+    has_schema = given.json_schema is not None
+    if has_schema != (given.type == "json_schema"):
+        raise RequestRefused(
+            f"text.format.schema: goes with the type json_schema, not {given.type!r}"
+            if has_schema
+            else "text.format.schema: missing",
+            400,
+            "text.format.schema",
+            "invalid_value",
+        )

@@ -1,0 +1,181 @@
+"""Which engines a request may go to.
+
+An engine is in the pool while it is healthy and says that it serves a version of the policy. One
+that was restarted and not yet seeded again says `default`, and gets no request.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onlinerl.errors import EngineFailed
+from onlinerl.serving.config import RoutingConfig
+from onlinerl.serving.interaction.engine import Engine
+from onlinerl.serving.observability.routing_metrics import RoutingMetrics
+from onlinerl.serving.routing.health import Health, points_of_look, points_of_request
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Replica:
+    """An engine as the pool sees it."""
+
+    engine: Engine
+    health: Health
+    told: str | None = None
+    """The version of the policy that it told last; None when it told another or none."""
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters that it has loaded, where an arm asks for one."""
+    num_running: int = 0
+    """Completions that it samples for this gateway."""
+    reason: str = "not looked at yet"
+    """Why it is not in the pool."""
+
+    @property
+    def version(self) -> str | None:
+        """The version it serves; None keeps it out of the pool."""
+        return None if self.health.is_out else self.told
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return self.engine.url
+
+
+class ReplicaPool:
+    """Looks at every engine each `poll_s`, and hears how requests went.
+
+    Args:
+        engines: All there are; only the configuration names them.
+        policy: Name of the policy.
+        poll_s: Time between two looks at one engine, seconds.
+        config: When a replica leaves and returns.
+        metrics: What is counted.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        policy: str,
+        poll_s: float,
+        config: RoutingConfig,
+        metrics: RoutingMetrics,
+    ) -> None:
+        self.replicas = [
+            Replica(engine, Health(config.eject_after, config.return_after)) for engine in engines
+        ]
+        self.asks_adapters: Callable[[], bool] = lambda: False
+        """Whether a look also asks which adapters are loaded."""
+        self.policy = policy
+        self._own_version = re.compile(rf"{re.escape(policy)}/[1-9][0-9]*")
+        self._poll_s = poll_s
+        self._metrics = metrics
+        self._watchers: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._watchers = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
+
+    async def close(self) -> None:
+        """Stop looking."""
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+
+    def serving(self) -> list[Replica]:
+        """Those that requests may go to."""
+        return [replica for replica in self.replicas if replica.version is not None]
+
+    def fault(self) -> str | None:
+        """Why no request can be served; None when one can."""
+        if self.serving():
+            return None
+        reasons = sorted({replica.reason for replica in self.replicas})
+        return f"no engine serves {self.policy!r}: {'; '.join(reasons)}"
+
+    def versions(self) -> list[str]:
+        """The versions in the pool."""
+        return sorted({replica.version for replica in self.replicas if replica.version})
+
+    def report(self) -> list[dict[str, object]]:
+        """Every replica as readiness tells it."""
+        return [
+            {
+                "engine": replica.url,
+                "ready": replica.version is not None,
+                "version": replica.version,
+                "running": replica.num_running,
+                "reason": None if replica.version is not None else replica.reason,
+            }
+            for replica in self.replicas
+        ]
+
+    def saw(self, replica: Replica, version: str) -> None:
+        """An engine told its version, when asked or in an answer: it is taken at once."""
+        if self._own_version.fullmatch(version):
+            self._change(replica, told=version)
+        else:
+            self._change(replica, told=None, reason=f"an engine serves {version!r}")
+
+    def answered(self, replica: Replica) -> None:
+        """A completion came to its end."""
+        replica.health.answered()
+
+    def failed(self, replica: Replica, error: EngineFailed) -> None:
+        """A request did not come to its end."""
+        points = points_of_request(error)
+        if points:
+            self._count(replica, error, points=points, kind="request")
+
+    async def look(self, replica: Replica) -> None:
+        """Ask one engine what it serves."""
+        try:
+            version = await replica.engine.weight_version()
+            if self.asks_adapters():
+                replica.adapters = await replica.engine.adapters()
+        except EngineFailed as error:
+            self._count(replica, error, points=points_of_look(error), kind="look")
+        else:
+            was_out = replica.health.is_out
+            replica.health.looked_good(is_needed=not self.serving())
+            self.saw(replica, version)
+            if was_out and not replica.health.is_out:
+                logger.info("replica returned", extra={"engine": replica.url})
+        self._show(replica)
+
+    def _count(self, replica: Replica, error: EngineFailed, *, points: int, kind: str) -> None:
+        self._metrics.failures.labels(replica.url, kind).inc()
+        # What an engine says about a request may quote it, and this is logged and told to others.
+        why = error.message if kind == "look" else f"a request failed with status {error.status}"
+        if replica.health.failed(points):
+            self._metrics.ejections.labels(replica.url).inc()
+            logger.warning("replica ejected", extra={"engine": replica.url, "reason": why})
+        if replica.version is None:
+            replica.reason = f"an engine does not answer: {why}"
+        self._show(replica)
+
+    def _change(self, replica: Replica, *, told: str | None, reason: str = "") -> None:
+        if told != replica.told:
+            logger.info(
+                "replica changed",
+                extra={"engine": replica.url, "version": told, "reason": reason},
+            )
+        replica.told = told
+        if told is None or not replica.health.is_out:
+            replica.reason = reason
+        self._show(replica)
+
+    def _show(self, replica: Replica) -> None:
+        self._metrics.ready.labels(replica.url).set(replica.version is not None)
+
+    async def _watch(self, replica: Replica) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            try:
+                await self.look(replica)
+            except Exception:
+                logger.exception("looking at a replica failed")

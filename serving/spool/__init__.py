@@ -1,0 +1,4 @@
+"""The bounded queue on disk that events wait in, and its way to Kafka.
+
+Imports `interaction` and `observability`.
+"""

@@ -1,0 +1,78 @@
+"""Asks the tables how far they are: what they hold needs no keeping for a log that gets lost."""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+
+from onlinerl.rollout_store.event_log import TABLE_OF, TopicIdPartition
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.serving.observability.metrics import GatewayMetrics
+from onlinerl.serving.spool.queue import Spool
+
+logger = logging.getLogger(__name__)
+
+StoredOffsets = Callable[[Collection[TopicIdPartition]], Mapping[TopicIdPartition, int]]
+"""Up to which offset the tables hold partitions; one that they do not know is left out."""
+
+
+class Confirmation:
+    """Looks each `every_s`, in a thread of its own.
+
+    While the tables are away or far behind, the spool keeps what it shipped up to its bounds.
+    """
+
+    def __init__(
+        self, spool: Spool, stored: StoredOffsets, *, every_s: float, metrics: GatewayMetrics
+    ) -> None:
+        self._spool = spool
+        self._stored = stored
+        self._every_s = every_s
+        self._metrics = metrics
+        self._failing = False
+        self._stopping = threading.Event()
+        # A store that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="confirmation", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more; a look that hangs is left behind."""
+        self._stopping.set()
+
+    def look(self) -> None:
+        """Look once; a failure confirms nothing."""
+        partitions = self._spool.shipped_to()
+        if not partitions:
+            return
+        try:
+            self._spool.confirm(self._stored(partitions))
+        except Exception as error:  # noqa: BLE001 the thread's border: a store has many faults
+            self._metrics.confirmations.labels("failed").inc()
+            if not self._failing:  # a store that is away for hours is said once
+                logger.warning("the tables cannot say how far they are: %s", error)
+            self._failing = True
+        else:
+            self._metrics.confirmations.labels("ok").inc()
+            self._failing = False
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_s):
+            self.look()
+
+
+def stored_in(store: DeltaStore) -> StoredOffsets:
+    """What ingest stored with the rows; nothing where it has not created the tables."""
+
+    def stored(partitions: Collection[TopicIdPartition]) -> dict[TopicIdPartition, int]:
+        found: dict[TopicIdPartition, int] = {}
+        for topic, table in TABLE_OF.items():
+            asked = [place for place in partitions if place.topic == topic]
+            if asked and store.exists(table):
+                offsets = store.transaction_versions(table, [place.app_id for place in asked])
+                known = {place: offsets[place.app_id] for place in asked}
+                found |= {place: end for place, end in known.items() if end is not None}
+        return found
+
+    return stored

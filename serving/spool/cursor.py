@@ -1,0 +1,48 @@
+"""How far the spool was shipped, and to which incarnation of the topics. Survives a crash."""
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onlinerl.serving.spool.segment_files import Position
+
+logger = logging.getLogger(__name__)
+
+_NAME = "cursor.json"
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """Everything before `position` was acknowledged by the topics with `topic_ids`."""
+
+    position: Position
+    topic_ids: dict[str, str] = field(default_factory=dict)
+
+
+def load_cursor(folder: Path) -> Cursor | None:
+    """The stored cursor; None when there is none, or none that can be read."""
+    path = folder / _NAME
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        position = Position(int(stored["segment"]), int(stored["offset"]))
+        return Cursor(position, {str(k): str(v) for k, v in stored["topic_ids"].items()})
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # Shipping everything again is safe: ingest knows what it has.
+        logger.error("the spool's cursor cannot be read", extra={"path": str(path)})
+        return None
+
+
+def store_cursor(folder: Path, cursor: Cursor) -> None:
+    """Replace the stored cursor in one step."""
+    position = cursor.position
+    content = {
+        "segment": position.segment,
+        "offset": position.offset,
+        "topic_ids": cursor.topic_ids,
+    }
+    staging = folder / f"{_NAME}.tmp"
+    staging.write_text(json.dumps(content), encoding="utf-8")
+    staging.replace(folder / _NAME)

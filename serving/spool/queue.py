@@ -1,0 +1,312 @@
+"""The bounded disk queue between requests and the event log.
+
+Nobody waits for a disk here: `put` leaves a record in memory, `SpoolWriter` stores it, and the
+shipper reads it back.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from onlinerl.rollout_store.event_log import TopicIdPartition
+from onlinerl.serving.config import SpoolConfig
+from onlinerl.serving.interaction.events import Record
+from onlinerl.serving.observability.metrics import GatewayMetrics
+from onlinerl.serving.spool.cursor import load_cursor, store_cursor
+from onlinerl.serving.spool.forgetting import (
+    Person,
+    asked_to_forget,
+    forget_in_segment,
+    note_forgotten,
+)
+from onlinerl.serving.spool.segment_files import (
+    Position,
+    Stored,
+    count_records,
+    lock_folder,
+    read_segment,
+    segment_numbers,
+    segment_path,
+)
+from onlinerl.serving.spool.shelf import Shelf, victims
+from onlinerl.serving.spool.writer import SpoolWriter
+
+logger = logging.getLogger(__name__)
+
+_ROLL_S = 5.0
+"""For the writer to store what is queued before a user is forgotten."""
+
+
+class Spool:
+    """Records on their way to the log.
+
+    QUEUED (memory, `put`) -> STORED (segment file, writer thread; a killed process loses nothing)
+    -> SHIPPED (`ack`, shipper thread) -> DROPPED (the tables hold it, `retain_bytes` or `retain_s`
+    is exceeded, or the disk is full).
+
+    Bounded by `queue_events`, `queue_bytes` and `max_bytes`. `put` and `confirm` may be called from
+    any thread, what else changes something by the shipper's only. One process per folder.
+
+    Raises:
+        LeaseHeld: when another process uses the folder.
+    """
+
+    def __init__(self, folder: Path, config: SpoolConfig, *, metrics: GatewayMetrics) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._config = config
+        self._metrics = metrics
+        self._lock_file = lock_folder(folder)
+        self._changed = threading.Condition()
+        sizes = {n: segment_path(folder, n).stat().st_size for n in segment_numbers(folder)}
+        self._shelf = Shelf(sizes, load_cursor(folder))
+        self._stored: Mapping[TopicIdPartition, int] = {}
+        self._told_requests: set[str] = set()
+        """Requests to forget a user that cannot be read, and were told of."""
+        # Behind zero by what lay on disk at the start: shipped records of this process count up.
+        self._num_shipped = -self._count_waiting()
+        self._writer = SpoolWriter(
+            folder,
+            config,
+            shelf=self._shelf,
+            changed=self._changed,
+            make_room=self._make_room,
+            metrics=metrics,
+        )
+        metrics.backlog_bytes.set_function(lambda: float(self.backlog_bytes))
+        metrics.waiting.set_function(lambda: float(self.num_waiting))
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes on disk that are not shipped."""
+        with self._changed:
+            return self._shelf.backlog_bytes
+
+    @property
+    def num_waiting(self) -> int:
+        """Events in memory and on disk that are not shipped."""
+        with self._changed:
+            # What is torn was counted and is never shipped.
+            on_disk = self._writer.num_stored - self._num_shipped
+            return self._writer.num_queued + (on_disk if self._shelf.backlog_bytes else 0)
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """The incarnations of the topics that took what is shipped."""
+        with self._changed:
+            return dict(self._shelf.cursor.topic_ids)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether everything that was put is shipped."""
+        with self._changed:
+            return self._writer.num_queued == 0 and self._shelf.backlog_bytes == 0
+
+    @property
+    def fault(self) -> str | None:
+        """Why nothing can be written; None while the disk takes records."""
+        return self._writer.fault
+
+    def put(self, record: Record, *, on_stored: Callable[[], None] | None = None) -> None:
+        """Queue a record; never waits for a disk.
+
+        Raises:
+            SpoolFull: at a bound, for a record over `max_event_bytes`, or after `close`.
+        """
+        self._writer.put(record, on_stored=on_stored)
+
+    def read(self, *, max_records: int, max_bytes: int, timeout_s: float) -> list[Stored]:
+        """The records after those that were read before; waits for the first, up to `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._shelf.unread_bytes or self._writer.is_closing, timeout_s
+            )
+        batch: list[Stored] = []
+        size = 0
+        while len(batch) < max_records and size < max_bytes:
+            found = self._read_some(
+                max_records=max_records - len(batch), max_bytes=max_bytes - size
+            )
+            if not found:
+                break
+            batch += found
+            size += sum(len(stored.record.value) for stored in found)
+        return batch
+
+    def ack(
+        self,
+        batch: Sequence[Stored],
+        *,
+        topic_ids: Mapping[str, str],
+        ends: Mapping[TopicIdPartition, int],
+    ) -> None:
+        """The log took a batch, which was read after everything that was acknowledged before.
+
+        Args:
+            batch: what `read` returned.
+            topic_ids: of the topics that took it.
+            ends: offsets after the last record of the batch, by partition.
+        """
+        with self._changed:
+            self._shelf.ship(batch[-1].end, topic_ids=topic_ids, ends=ends)
+            self._num_shipped += len(batch)
+        self._store_cursor()
+        self.prune()
+
+    def reread(self) -> None:
+        """Read again what was read and not acknowledged."""
+        with self._changed:
+            self._shelf.read_position = self._shelf.cursor.position
+
+    def rewind(self, *, topic_ids: Mapping[str, str]) -> None:
+        """The log came back empty: everything that is kept is to be shipped again."""
+        with self._changed:
+            self._shelf.rewind(topic_ids=topic_ids)
+            num_stored = self._writer.num_stored
+        self._num_shipped = num_stored - self._count_waiting()
+        self._store_cursor()
+
+    def shipped_to(self) -> set[TopicIdPartition]:
+        """Where the records went that are kept for the case that the log loses them."""
+        with self._changed:
+            return self._shelf.partitions()
+
+    def confirm(self, stored: Mapping[TopicIdPartition, int]) -> None:
+        """The tables hold every record before these offsets, so they need not be kept."""
+        with self._changed:
+            self._stored = dict(stored)
+
+    def prune(self) -> None:
+        """Drop shipped segments that the tables hold, over `retain_bytes` or `retain_s` old."""
+        with self._changed:
+            confirmed = self._shelf.confirmed(self._stored)
+        self._delete(confirmed, reason="confirmed")
+        self._drop(
+            retain_bytes=self._config.retain_bytes, retain_s=self._config.retain_s, reason="bound"
+        )
+
+    def forget_asked(self) -> None:
+        """Take out the users that `forget_user` asks for; what fails is tried again next time."""
+        try:
+            for person, token in asked_to_forget(self._folder, told=self._told_requests):
+                num_records = self.forget(person)
+                note_forgotten(self._folder, person.user_hash, token=token, num_records=num_records)
+                logger.info("a user was taken out of the spool", extra={"num_events": num_records})
+        except OSError:
+            logger.exception("a user could not be taken out of the spool yet")
+
+    def forget(self, person: Person) -> int:
+        """Take every event of a user out of what waits and what is kept; how many.
+
+        Raises:
+            OSError: when the disk does not take the segments without them; try again.
+        """
+        if not self._writer.roll(timeout_s=_ROLL_S):
+            raise OSError("the spool could not store what is queued in time")
+        self.reread()
+        with self._changed:
+            closed = self._shelf.closed
+        num_forgotten = sum(
+            self._forget_in(number, size, person=person) for number, size in closed.items()
+        )
+        self._metrics.forgotten.inc(num_forgotten)
+        return num_forgotten
+
+    def close(self, *, timeout_s: float) -> None:
+        """Store what is queued and let the folder go; what the disk does not take is lost."""
+        self._writer.close(timeout_s=timeout_s)
+        self._lock_file.close()
+
+    def _store_cursor(self) -> None:
+        with self._changed:
+            cursor = self._shelf.cursor
+        try:
+            store_cursor(self._folder, cursor)
+        except OSError:
+            # After a crash some events are shipped twice, and ingest knows them by their ids.
+            self._metrics.write_failures.inc()
+            logger.exception("the spool's cursor cannot be written")
+
+    def _count_waiting(self) -> int:
+        """Records on disk after the cursor."""
+        with self._changed:
+            places = self._shelf.after_cursor()
+        return sum(count_records(self._folder, start, end=end) for start, end in places)
+
+    def _read_some(self, *, max_records: int, max_bytes: int) -> list[Stored]:
+        """Records of one segment; none when everything is read."""
+        while True:
+            with self._changed:
+                unread = self._shelf.unread()
+            if unread is None:
+                return []
+            start, end = unread
+            batch: list[Stored] = []
+            size = 0
+            for stored in read_segment(self._folder, start, end=end):
+                batch.append(stored)
+                size += len(stored.record.value)
+                if len(batch) >= max_records or size >= max_bytes:
+                    break
+            with self._changed:
+                if batch:
+                    self._shelf.read_position = batch[-1].end
+                    return batch
+                # Or reading would try it for ever.
+                self._shelf.skip_torn(start, Position(start.segment, end))
+
+    def _forget_in(self, number: int, size: int, *, person: Person) -> int:
+        with self._changed:
+            cursor = self._shelf.cursor
+        found = forget_in_segment(self._folder, number, end=size, person=person, cursor=cursor)
+        if found is None:
+            return 0
+        with self._changed:
+            self._shelf.resize(number, found.size, cursor=found.cursor)
+            self._num_shipped += found.num_waiting
+        return found.num_records
+
+    def _make_room(self) -> None:
+        """The disk is full: new events are worth more than shipped ones."""
+        freed = self._drop(retain_bytes=-1, retain_s=0, reason="disk_full")
+        if freed:
+            logger.warning("shipped events are dropped for new ones", extra={"bytes": freed})
+
+    def _drop(self, *, retain_bytes: int, retain_s: float, reason: str) -> int:
+        """Delete shipped segments over these bounds; how many bytes."""
+        with self._changed:
+            shipped = self._shelf.shipped()
+        # Looking at files holds up nobody.
+        ages_s = {number: _age_s(segment_path(self._folder, number)) for number in shipped}
+        numbers = victims(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s)
+        return sum(shipped[number] for number in self._delete(numbers, reason=reason))
+
+    def _delete(self, numbers: Collection[int], *, reason: str) -> list[int]:
+        """Which of them are gone; one that the disk does not let go is kept like any other."""
+        deleted: list[int] = []
+        for number in numbers:
+            try:
+                segment_path(self._folder, number).unlink(missing_ok=True)
+            except OSError:
+                # Full, where deleting takes space too, or read-only.
+                self._metrics.write_failures.inc()
+                logger.exception("a shipped segment cannot be deleted")
+                continue
+            with self._changed:
+                self._shelf.take(number)
+            self._metrics.dropped_segments.labels(reason).inc()
+            deleted.append(number)
+        return deleted
+
+
+def _age_s(path: Path) -> float:
+    """Since the last write; endless for a file that somebody deleted, 0 where nobody can tell."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
+    except OSError:
+        return 0.0

@@ -1,0 +1,144 @@
+"""The files of the spool: records with a checksum each, in segments that are only appended to.
+
+A segment is written by one process: after a restart the next one is begun, so a torn tail stays
+where it is and is never mistaken for the middle of a file.
+"""
+
+import fcntl
+import json
+import logging
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from onlinerl.errors import LeaseHeld
+from onlinerl.serving.interaction.events import Record
+
+logger = logging.getLogger(__name__)
+
+_HEAD = struct.Struct("<II")
+"""Length and CRC-32 of the payload that follows."""
+_SUFFIX = ".segment"
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """A place between two records."""
+
+    segment: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A record and the place after it."""
+
+    record: Record
+    end: Position
+
+
+def pack(record: Record) -> bytes:
+    """One record as it lies in a segment."""
+    head = json.dumps([record.topic, record.key], separators=(",", ":")).encode()
+    payload = head + b"\n" + record.value
+    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def unpack(payload: bytes) -> Record:
+    """The record of a payload whose checksum was right."""
+    head, _, value = payload.partition(b"\n")
+    topic, key = json.loads(head)
+    return Record(topic=topic, key=key, value=value)
+
+
+def segment_path(folder: Path, number: int) -> Path:
+    """File of one segment."""
+    return folder / f"{number:012d}{_SUFFIX}"
+
+
+def segment_numbers(folder: Path) -> list[int]:
+    """The segments that exist, oldest first."""
+    return sorted(int(path.stem) for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())
+
+
+def read_segment(folder: Path, start: Position, *, end: int) -> Iterator[Stored]:
+    """Records from `start` up to byte `end` of that segment.
+
+    Stops at the first record that is torn or whose checksum is wrong, and says so: nothing after
+    it can be told apart.
+    """
+    path = segment_path(folder, start.segment)
+    with path.open("rb") as file:
+        file.seek(start.offset)
+        position = start.offset
+        while position < end:
+            found = _read_record(file)
+            if found is None:
+                logger.error(
+                    "a spool segment ends in a torn record",
+                    extra={"path": str(path), "offset": position, "lost_bytes": end - position},
+                )
+                return
+            record, size = found
+            position += size
+            yield Stored(record, Position(start.segment, position))
+
+
+def count_records(folder: Path, start: Position, *, end: int) -> int:
+    """How many records there are from `start` to byte `end`, by their lengths alone."""
+    num = 0
+    try:
+        with segment_path(folder, start.segment).open("rb") as file:
+            position = start.offset
+            while position < end:
+                file.seek(position)
+                head = file.read(_HEAD.size)
+                if len(head) < _HEAD.size:
+                    break
+                length, _ = _HEAD.unpack(head)
+                position += _HEAD.size + length
+                if length == 0 or position > end:
+                    break
+                num += 1
+    except FileNotFoundError:
+        return num
+    return num
+
+
+def lock_folder(folder: Path) -> BinaryIO:
+    """Own a spool until the file that is returned is closed.
+
+    Raises:
+        LeaseHeld: when another process does.
+    """
+    file = (folder / "lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise LeaseHeld(f"another gateway uses the spool {folder}") from error
+    return file
+
+
+def _read_record(file: BinaryIO) -> tuple[Record, int] | None:
+    """The next record and its size in the file; None when it is torn."""
+    payload = _read_payload(file)
+    if payload is None:
+        return None
+    try:
+        return unpack(payload), _HEAD.size + len(payload)
+    except ValueError:
+        # Zeros, which a file system may leave after a crash, are the right checksum of nothing.
+        return None
+
+
+def _read_payload(file: BinaryIO) -> bytes | None:
+    head = file.read(_HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    length, checksum = _HEAD.unpack(head)
+    payload = file.read(length)
+    return payload if len(payload) == length and zlib.crc32(payload) == checksum else None

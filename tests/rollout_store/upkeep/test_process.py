@@ -1,0 +1,149 @@
+"""The process that keeps the tables up, and its lease."""
+
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from onlinerl.errors import LeaseHeld, ServiceUnavailable
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.upkeep.config import MaintenanceConfig, RetentionConfig
+from onlinerl.rollout_store.upkeep.process import LEASE, Maintainer
+from tests.rollout_store.people import People
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.at = 1_000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> People:
+    people = People(tmp_path)
+    for number in range(3):
+        people.says(f"i{number}", user="ada", session="s")
+    return people
+
+
+def lease(people: People, clock: Clock, *, ttl_s: float = 60.0) -> StoreLease:
+    return StoreLease(DeltaStore(people.store.root), name=LEASE, ttl_s=ttl_s, clock=clock)
+
+
+def maintainer(people: People, **changes: object) -> Maintainer:
+    config = MaintenanceConfig(min_small_files=2, interval_s=0.01)
+    return Maintainer(people.store, config=config, retention=RetentionConfig(), **changes)  # type: ignore[arg-type]
+
+
+def test_one_holder_at_a_time(people: People) -> None:
+    clock = Clock()
+    held = lease(people, clock).__enter__()
+
+    with pytest.raises(LeaseHeld, match="'maintain' is held for another 60 s at most"):
+        lease(people, clock).__enter__()
+    held.__exit__(None, None, None)
+    with lease(people, clock):
+        pass
+
+
+def test_a_holder_that_died_is_followed_when_its_time_is_up(people: People) -> None:
+    clock = Clock()
+    dead = lease(people, clock)
+    dead.__enter__()
+    clock.at += 61
+
+    with lease(people, clock):
+        with pytest.raises(LeaseHeld, match="was taken by somebody else"):
+            dead.renew()
+        dead.__exit__(None, None, None)
+        with pytest.raises(LeaseHeld, match="is held"):
+            lease(people, clock).__enter__()
+
+
+def test_renewing_moves_the_end_when_half_of_it_is_gone(people: People) -> None:
+    clock = Clock()
+    with lease(people, clock) as held:
+        version = people.store.delta("snapshots").version()
+        held.renew()
+        assert people.store.delta("snapshots").version() == version
+        clock.at += 50
+        held.renew()
+        clock.at += 50
+        with pytest.raises(LeaseHeld, match="for another 10 s"):
+            lease(people, clock).__enter__()
+
+
+def test_a_lease_adds_no_rows_and_no_files(people: People) -> None:
+    with lease(people, Clock()):
+        pass
+
+    assert people.store.dataset("snapshots").count_rows() == 0
+    assert people.store.delta("snapshots").file_uris() == []
+
+
+def test_a_pass_compacts_and_gives_the_lease_back(people: People) -> None:
+    done = maintainer(people).run_pass(threading.Event())
+
+    (interactions,) = [each for each in done if each.table == "interactions"]
+    assert interactions.compacted.num_files_before == 3
+    with StoreLease(people.store, name=LEASE, ttl_s=1):
+        pass
+
+
+def test_a_pass_ends_between_tables_when_it_is_told_to(people: People) -> None:
+    stop = threading.Event()
+    stop.set()
+
+    assert maintainer(people).run_pass(stop) == []
+    with StoreLease(people.store, name=LEASE, ttl_s=1):
+        pass
+
+
+def test_a_second_process_waits_and_is_well(people: People) -> None:
+    stop = threading.Event()
+
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    second = maintainer(people, now=now)
+    with StoreLease(people.store, name=LEASE, ttl_s=600):
+        with pytest.raises(LeaseHeld):
+            second.run_pass(stop)
+        thread = threading.Thread(target=second.run, args=(stop,))
+        thread.start()
+        assert second.ready() is None
+        stop.set()
+        thread.join(timeout=30)
+
+    assert len(people.store.delta("interactions").file_uris()) == 3
+
+
+def test_a_store_that_is_away_makes_it_unwell_until_it_is_back(people: People) -> None:
+    stop = threading.Event()
+
+    class Away(DeltaStore):
+        def create(self) -> None:
+            stop.set()
+            raise ServiceUnavailable("the storage is away")
+
+    broken = Maintainer(
+        Away(people.store.root),
+        config=MaintenanceConfig(interval_s=0.01),
+        retention=RetentionConfig(),
+    )
+    broken.run(stop)
+
+    assert broken.ready() == "the storage is away"
+
+
+def test_silence_is_not_health(people: People) -> None:
+    clock = Clock()
+    quiet = maintainer(people, clock=clock)
+
+    assert quiet.ready() is None
+    clock.at += 3_601
+    assert quiet.ready() == "the last sign of life was 3601 s ago"

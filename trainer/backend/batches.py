@@ -1,0 +1,67 @@
+"""How a window becomes optimizer steps, and a step becomes forward passes. Torch-free."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from onlinerl.trainer.rollouts.data import Datum, num_sampled
+
+
+def split_into_steps(
+    data: Sequence[Datum], *, tokens_per_step: int, epochs: int, seed: int
+) -> list[list[Datum]]:
+    """Batches of about `tokens_per_step` sampled tokens, in an order that `seed` fixes.
+
+    A window is cut into whole steps of nearly the same size rather than into full ones and a
+    small rest, whose gradient would be noise at the same learning rate.
+    """
+    num_steps = max(1, round(num_sampled(data) / tokens_per_step))
+    order = random.Random(seed)
+    steps: list[list[Datum]] = []
+    for _ in range(epochs):
+        shuffled = order.sample(list(data), len(data))
+        steps += [normalised(batch) for batch in _even_batches(shuffled, num_batches=num_steps)]
+    return steps
+
+
+def normalised(batch: Sequence[Datum]) -> list[Datum]:
+    """The batch with weights that sum to 1 over its sampled tokens."""
+    total = sum(
+        float(datum.loss_fn_inputs.weights[datum.loss_fn_inputs.mask].sum(dtype="float64"))
+        for datum in batch
+    )
+    return [_scaled(datum, factor=1 / total) for datum in batch]
+
+
+def micro_batches(data: Sequence[Datum], *, max_tokens: int) -> list[list[int]]:
+    """Indices of `data` in groups whose padded size is at most `max_tokens`, similar lengths first.
+
+    A sequence that is longer than `max_tokens` gets a group of its own.
+    """
+    by_length = sorted(range(len(data)), key=lambda index: (-data[index].num_tokens, index))
+    groups: list[list[int]] = []
+    longest = 0
+    for index in by_length:
+        if groups and longest * (len(groups[-1]) + 1) <= max_tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            longest = data[index].num_tokens
+    return groups
+
+
+def _even_batches(data: Sequence[Datum], *, num_batches: int) -> list[list[Datum]]:
+    """Consecutive runs of `data`; each ends where its share of the tokens is reached."""
+    batches: list[list[Datum]] = [[] for _ in range(num_batches)]
+    total, done = num_sampled(data), 0
+    for datum in data:
+        middle = done + datum.num_sampled / 2
+        batches[min(int(middle / total * num_batches), num_batches - 1)].append(datum)
+        done += datum.num_sampled
+    return [batch for batch in batches if batch]
+
+
+def _scaled(datum: Datum, *, factor: float) -> Datum:
+    inputs = datum.loss_fn_inputs
+    weights = (inputs.weights * factor).astype("float32")
+    return replace(datum, loss_fn_inputs=replace(inputs, weights=weights))

@@ -1,0 +1,94 @@
+"""What a cycle leaves for people: numbers of its window, lineage, and the text of its version."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from onlinerl.trainer.bookkeeping.plan import Plan
+from onlinerl.trainer.rollouts.advantages import Advantages
+from onlinerl.trainer.rollouts.rows import served_range
+from onlinerl.trainer.training.loop import History
+
+SHOWN = (
+    ("ratio/k3", "k3 to the serving policy, nats per token"),
+    ("ratio/ess", "effective share of tokens"),
+    ("kl_base", "KL to the base model, nats per token"),
+    ("entropy", "entropy, nats per token"),
+    ("masked_share", "share of tokens without a gradient"),
+)
+
+
+def window_metrics(plan: Plan) -> dict[str, float]:
+    """Numbers of the window that do not change over steps."""
+    rewards = np.array([row.reward for row in plan.rows])
+    lengths = np.array([row.num_sampled for row in plan.rows])
+    counts = {f"window/excluded_{name}": float(count) for name, count in plan.excluded.items()}
+    return counts | {
+        "window/rows": float(len(plan.rows)),
+        "window/sessions": float(len({row.session for row in plan.rows})),
+        "window/reward_mean": float(rewards.mean()),
+        "window/reward_std": float(rewards.std()),
+        "window/positive_share": float((rewards > 0).mean()),
+        "window/length_mean": float(lengths.mean()),
+        "window/length_median": float(np.median(lengths)),
+        "window/fresh_share": float(
+            np.mean([row.version == plan.parent_version for row in plan.rows])
+        ),
+    }
+
+
+def write_lineage(folder: Path, *, plan: Plan, advantages: Advantages) -> None:
+    """`interactions.parquet`: every row that was learned from, and with which advantage."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = [
+        row.model_dump()
+        | {"advantage": advantages.values[row.key], "weight": advantages.weights[row.key]}
+        for row in plan.rows
+    ]
+    pq.write_table(pa.Table.from_pylist(columns), folder / "interactions.parquet")
+
+
+def write_config(folder: Path, *, plan: Plan) -> None:
+    """`config.json`: what was decided before the cycle began, without its rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = plan.model_dump(mode="json", exclude={"rows"})
+    (folder / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def version_tags(plan: Plan, *, cycle_id: str) -> dict[str, str]:
+    """Tags of the registered version."""
+    first, last = served_range(list(plan.rows))
+    return {
+        "cycle": cycle_id,
+        "parent_version": str(plan.parent_version),
+        "window_start": first.isoformat(timespec="seconds"),
+        "window_end": last.isoformat(timespec="seconds"),
+        "review": "pending",
+    }
+
+
+def describe(plan: Plan, *, cycle_id: str, steps: Sequence[dict[str, float]], end: str) -> str:
+    """The version's description until the gates add theirs: Markdown."""
+    window = window_metrics(plan)
+    taken = sum("grad_norm" in step for step in steps)
+    lines = [
+        f"Trained by `{cycle_id}` from version {plan.parent_version} on {len(plan.rows)} rows "
+        f"of {window['window/sessions']:.0f} sessions, "
+        f"mean reward {window['window/reward_mean']:.3f}; "
+        f"{taken} optimizer steps, {end}.",
+        "",
+        "| measured | first step | last step |",
+        "|---|---:|---:|",
+    ]
+    for name, label in SHOWN:
+        lines.append(f"| {label} | {steps[0][name]:.4f} | {steps[-1][name]:.4f} |")
+    return "\n".join(lines)
+
+
+def how_it_ended(history: History) -> str:
+    """In words, for descriptions and figures."""
+    return "ran to its end" if history.stopped is None else f"stopped because {history.stopped}"

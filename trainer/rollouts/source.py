@@ -1,0 +1,209 @@
+"""Where a cycle reads rollouts: the views of the rollout store, at pinned table versions."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol, get_args
+
+import pyarrow as pa
+
+from onlinerl.errors import OnlineRLError
+from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
+from onlinerl.rollout_store.holdout import is_heldout_sql
+from onlinerl.rollout_store.snapshots import named as snapshots
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.views.connection import connect
+from onlinerl.rollout_store.views.scope import Scope
+from onlinerl.trainer.rollouts.rows import RowKey, WindowRow
+from onlinerl.trainer.rollouts.segments import Segment
+from onlinerl.trainer.rollouts.window import Candidate, Exclusion, WindowQuery
+
+logger = logging.getLogger(__name__)
+
+TableVersions = Mapping[str, int]
+
+
+class RolloutSource(Protocol):
+    """Reads of one cycle; all but the first name the table versions they are made at."""
+
+    def versions(self) -> dict[str, int]:
+        """The newest version of every table."""
+        ...
+
+    def served_versions(self, policy: str, *, at: TableVersions) -> list[int]:
+        """Policy versions in the order in which they began to serve."""
+        ...
+
+    def candidates(
+        self, query: WindowQuery, *, trained: Collection[RowKey], at: TableVersions
+    ) -> list[Candidate]:
+        """Every completion of the policy since `query.served_after`."""
+        ...
+
+    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> list[Segment]:
+        """The segments that hold these completions."""
+        ...
+
+    def hold(self, cycle_id: str, *, at: TableVersions) -> str | None:
+        """Keep these versions readable while the cycle runs; returns why they cannot be, if so."""
+        ...
+
+    def release(self, cycle_id: str) -> None:
+        """The cycle reads no more."""
+        ...
+
+
+class DeltaSource:
+    """The RolloutSource over the Delta tables."""
+
+    def __init__(
+        self,
+        store: DeltaStore,
+        *,
+        rewards: RewardsConfig,
+        hold_s: float = 86_400.0,
+        pinned: TableVersions | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        limits: StoreConfig | None = None,
+    ) -> None:
+        self._store = store
+        self._limits = limits
+        self._rewards = rewards
+        self._hold_s = hold_s
+        self._pinned = pinned
+        self._now = now
+
+    def versions(self) -> dict[str, int]:
+        """As the store says, or those that windows are to be chosen from."""
+        return self._store.versions() if self._pinned is None else dict(self._pinned)
+
+    def served_versions(self, policy: str, *, at: TableVersions) -> list[int]:
+        """From the table `promotions`."""
+        rows = self._query(_SERVED, {"policy": policy}, at=at, scope=None)
+        return [int(row["version"]) for row in rows]
+
+    def candidates(
+        self, query: WindowQuery, *, trained: Collection[RowKey], at: TableVersions
+    ) -> list[Candidate]:
+        """One query that names the first reason against each completion."""
+        held_out = is_heldout_sql("i.session_id", fraction=query.heldout_fraction)
+        parameters = {
+            "policy": query.policy,
+            "versions": [f"{query.policy}/{version}" for version in sorted(query.versions)],
+            "served_after": query.served_after,
+            "max_row_tokens": query.max_row_tokens,
+            "task_tag": query.task_tag,
+        }
+        sql = _CANDIDATES.format(held_out=held_out)
+        scope = Scope(since=query.served_after, policy=query.policy)
+        rows = self._query(sql, parameters, at=at, scope=scope, keys=trained)
+        return [_candidate(row) for row in rows]
+
+    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> list[Segment]:
+        """From the view `segments`."""
+        scope = Scope(interaction_ids={interaction_id for interaction_id, _ in keys})
+        rows = self._query(_SEGMENTS, {}, at=at, scope=scope, keys=keys)
+        return [Segment.model_validate(row) for row in rows]
+
+    def hold(self, cycle_id: str, *, at: TableVersions) -> str | None:
+        """By a snapshot of the cycle's own, which lapses when nobody repeats it."""
+        held = snapshots.hold(
+            self._store, _hold_name(cycle_id), versions=at, at=self._now(), for_s=self._hold_s
+        )
+        return held.reason if held.action == "mark" else None
+
+    def release(self, cycle_id: str) -> None:
+        """Give the snapshot up; if that fails it lapses by itself."""
+        try:
+            snapshots.release(self._store, _hold_name(cycle_id), at=self._now())
+        except OnlineRLError as error:
+            logger.warning("could not release what the cycle held: %s", error)
+
+    def _query(
+        self,
+        sql: str,
+        parameters: dict[str, object],
+        *,
+        at: TableVersions,
+        scope: Scope | None,
+        keys: Collection[RowKey] = (),
+    ) -> list[dict[str, Any]]:
+        connection = connect(
+            self._store, rewards=self._rewards, versions=at, scope=scope, limits=self._limits
+        )
+        try:
+            connection.register("given_rows", _key_table(keys))
+            result: pa.Table = connection.sql(sql, params=parameters).to_arrow_table()
+            rows: list[dict[str, Any]] = result.to_pylist()
+            return rows
+        finally:
+            connection.close()
+
+
+_SERVED = """
+SELECT version FROM promotions
+WHERE policy = $policy AND action IN ('bootstrap', 'promote', 'rollback')
+ORDER BY decided_at, promotion_id
+"""
+
+_CANDIDATES = """
+SELECT i.interaction_id, i.choice_index, i.session_id, i.tenant, i.tags[$task_tag] AS task,
+  r.reward, r.weight, i.policy_version AS version, i.sampling.temperature AS temperature,
+  l.num_sampled, i.served_at,
+  CASE
+    WHEN i.consent <> 'train' THEN 'no_consent'
+    WHEN NOT i.trainable OR l.num_sampled = 0 THEN 'untrainable'
+    WHEN {held_out} THEN 'held_out'
+    WHEN t.interaction_id IS NOT NULL THEN 'already_trained'
+    WHEN r.reward IS NULL THEN 'unlabelled'
+    WHEN NOT list_has_all($versions, list_transform(i.version_spans, lambda part: part.version))
+      THEN 'stale_version'
+    WHEN i.sampling.temperature <= 0 THEN 'greedy'
+    WHEN i.logprob_mode <> 'processed' THEN 'raw_logprobs'
+    WHEN i.sampling.top_p < 1 OR i.sampling.top_k > 0 THEN 'truncated_sampling'
+    WHEN l.prefix_length + l.num_new + l.num_tokens > $max_row_tokens THEN 'too_long'
+    WHEN s.tenant IS NULL THEN 'broken_history'
+  END AS exclusion
+FROM interactions i
+JOIN lengths l ON l.interaction_id = i.interaction_id AND l.choice_index = i.choice_index
+  AND l.tenant = i.tenant
+LEFT JOIN rewards r ON r.interaction_id = i.interaction_id AND r.choice_index = i.choice_index
+  AND r.tenant = i.tenant
+LEFT JOIN prompt_pieces s ON s.tenant = i.tenant AND s.interaction_id = i.interaction_id
+  AND s.consented
+LEFT JOIN given_rows t ON t.interaction_id = i.interaction_id AND t.choice_index = i.choice_index
+WHERE i.policy = $policy AND i.served_at >= $served_after AND i.arm <> 'shadow'
+"""
+
+_SEGMENTS = """
+WITH found AS MATERIALIZED (FROM segments)
+SELECT s.segment_id, s.token_ids, s.logprobs, s.loss_mask, s.spans
+FROM found AS s
+WHERE s.segment_id IN (
+  SELECT spans_of.segment_id
+  FROM (SELECT segment_id, unnest(spans) AS span FROM found) AS spans_of
+  JOIN given_rows g ON g.interaction_id = spans_of.span.interaction_id
+    AND g.choice_index = spans_of.span.choice_index
+)
+"""
+
+
+def _hold_name(cycle_id: str) -> str:
+    return f"cycle/{cycle_id}"
+
+
+def _candidate(row: Mapping[str, Any]) -> Candidate:
+    exclusion: Exclusion | None = row["exclusion"]
+    if exclusion is not None:
+        assert exclusion in get_args(Exclusion)
+        return Candidate(row=None, exclusion=exclusion)
+    return Candidate(row=WindowRow.model_validate(row), exclusion=None)
+
+
+def _key_table(keys: Collection[RowKey]) -> pa.Table:
+    return pa.table(
+        {
+            "interaction_id": pa.array([key[0] for key in keys], pa.string()),
+            "choice_index": pa.array([key[1] for key in keys], pa.int64()),
+        }
+    )

@@ -1,0 +1,4 @@
+"""Optimizer steps over a window, and when to stop.
+
+Imports `backend`, `losses` and `rollouts`.
+"""
