@@ -1,67 +1,66 @@
-"""The sub-commands of the tables: snapshots, maintenance, erasure and what else the store can do.
-
-Each group of commands is one function that adds its parsers and one handler per command; a handler
-imports what it calls, so that `--help` stays quick.
-"""
+"""The commands that work on the tables, from `query` to `dead-letters`."""
 
 import argparse
-import os
-from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
-
-Handler = Callable[[argparse.Namespace], int]
-
-
-class AddCommand(Protocol):
-    """What `cli` passes in: adds a command with the shared options and returns its parser."""
-
-    def __call__(self, name: str, handler: Handler, summary: str) -> argparse.ArgumentParser:
-        """A command of that name."""
-        ...
+from onlinerl.commands.arguments import (
+    Commands,
+    add_actor_option,
+    add_reason_option,
+    load_settings,
+    parse_time,
+)
 
 
-def add_store_commands(add: AddCommand) -> None:
-    """Every command that works on the tables."""
-    _add_upkeep(add)
-    _add_governance(add)
-    _add_export(add)
-    _add_dead_letters(add)
+def add_commands(commands: Commands) -> None:
+    """Add every command of this group."""
+    _add_query(commands)
+    _add_upkeep(commands)
+    _add_governance(commands)
+    _add_export(commands)
+    _add_dead_letters(commands)
 
 
-def _add_upkeep(add: AddCommand) -> None:
-    snapshot = add("snapshot", _snapshot, "hold the rows of now under a name, list, or let go")
+def _add_query(commands: Commands) -> None:
+    query = commands.add("query", _query, "run SQL on the tables and views")
+    query.add_argument("sql", metavar="SQL")
+    query.add_argument("--format", choices=("table", "json", "csv", "parquet"), default="table")
+    query.add_argument("--snapshot", metavar="NAME", help="read the rows of this snapshot")
+
+
+def _add_upkeep(commands: Commands) -> None:
+    snapshot = commands.add(
+        "snapshot", _snapshot, "hold the rows of now under a name, list, or let go"
+    )
     snapshot.add_argument("action", choices=("create", "list", "drop"))
     snapshot.add_argument("name", nargs="?", metavar="NAME")
-    snapshot.add_argument("--reason", default="asked by an operator", help="for the audit table")
-    _add_actor(snapshot)
-    maintain = add("maintain", _maintain, "compact, clean and vacuum the tables, again and again")
+    add_reason_option(snapshot)
+    add_actor_option(snapshot)
+    maintain = commands.add(
+        "maintain", _maintain, "compact, clean and vacuum the tables, again and again"
+    )
     maintain.add_argument("--once", action="store_true", help="stop after one pass")
 
 
-def _add_governance(add: AddCommand) -> None:
-    erase = add("erase", _erase, "forget a person, and prove it")
+def _add_governance(commands: Commands) -> None:
+    erase = commands.add("erase", _erase, "forget a person, and prove it")
     erase.add_argument("--user", required=True, metavar="U", help="as the product names them")
     erase.add_argument("--tenant", metavar="T", help="only there; everywhere when absent")
     erase.add_argument("--dry-run", action="store_true", help="say what would go; change nothing")
     erase.add_argument("--format", choices=("table", "json"), default="table")
-    _add_actor(erase)
-    lineage = add("lineage", _lineage, "which versions learned from what, both ways")
+    add_actor_option(erase)
+    lineage = commands.add("lineage", _lineage, "which versions learned from what, both ways")
     about = lineage.add_mutually_exclusive_group(required=True)
     about.add_argument("--user", metavar="U", help="versions that learned from this person")
     about.add_argument("--version", type=int, metavar="V", help="what this version learned from")
     about.add_argument("--interaction", metavar="I", help="versions that learned from this one")
     lineage.add_argument("--tenant", metavar="T", help="of the user; every tenant when absent")
     lineage.add_argument("--format", choices=("table", "json"), default="table")
-    _add_actor(lineage)
+    add_actor_option(lineage)
 
 
-def _add_export(add: AddCommand) -> None:
-    export = add("export", _export, "write consented rows in a format that others read")
+def _add_export(commands: Commands) -> None:
+    export = commands.add("export", _export, "write consented rows in a format that others read")
     export.add_argument(
         "--format",
         required=True,
@@ -74,8 +73,10 @@ def _add_export(add: AddCommand) -> None:
         default="jsonl",
         help="one file of lines, or a folder for Hugging Face datasets",
     )
-    export.add_argument("--since", type=_time, metavar="TIME", help="served at or after, ISO 8601")
-    export.add_argument("--until", type=_time, metavar="TIME", help="served before, ISO 8601")
+    export.add_argument(
+        "--since", type=parse_time, metavar="TIME", help="served at or after, ISO 8601"
+    )
+    export.add_argument("--until", type=parse_time, metavar="TIME", help="served before, ISO 8601")
     export.add_argument("--policy", metavar="P", help="one policy; all when absent")
     export.add_argument("--snapshot", metavar="NAME", help="read what this snapshot holds")
     export.add_argument("--tokenizer", default="", metavar="PATH", help="[policy].base_model")
@@ -84,39 +85,43 @@ def _add_export(add: AddCommand) -> None:
         action="store_true",
         help="also rows that may be kept and not learned from; chat only",
     )
-    _add_actor(export)
+    add_actor_option(export)
 
 
-def _add_dead_letters(add: AddCommand) -> None:
-    letters = add("dead-letters", _dead_letters, "list records that broke the contract, or retry")
+def _add_dead_letters(commands: Commands) -> None:
+    letters = commands.add(
+        "dead-letters", _dead_letters, "list records that broke the contract, or retry"
+    )
     letters.add_argument("action", choices=("list", "replay"))
     letters.add_argument("--reason", metavar="R", help="the reason begins so, e.g. spans")
     letters.add_argument("--topic", metavar="T", help="of this topic alone")
-    letters.add_argument("--since", type=_time, metavar="TIME", help="stored at or after, ISO 8601")
+    letters.add_argument(
+        "--since", type=parse_time, metavar="TIME", help="stored at or after, ISO 8601"
+    )
     letters.add_argument("--id", metavar="ID", help="one letter, by the first digits of its id")
     letters.add_argument("--all", action="store_true", help="also replayed ones, or replay all")
     letters.add_argument("--limit", type=int, default=50, metavar="N", help="list the newest N")
     letters.add_argument("--dry-run", action="store_true", help="say how many; send nothing")
     letters.add_argument("--format", choices=("table", "json"), default="table")
-    _add_actor(letters)
+    add_actor_option(letters)
 
 
-def _time(text: str) -> datetime:
-    """An instant; without an offset it is UTC."""
-    at = datetime.fromisoformat(text)
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+def _query(arguments: argparse.Namespace) -> int:
+    from onlinerl.rollout_store.query.command import run_query
 
-
-def _add_actor(command: argparse.ArgumentParser) -> None:
-    actor = os.environ.get("USER") or "operator"
-    command.add_argument("--actor", default=actor, help="who asks, for the audit table")
+    return run_query(
+        load_settings(arguments),
+        sql=arguments.sql,
+        format=arguments.format,
+        snapshot=arguments.snapshot,
+    )
 
 
 def _snapshot(arguments: argparse.Namespace) -> int:
     from onlinerl.rollout_store.snapshots.command import run_snapshot
 
     return run_snapshot(
-        _settings(arguments),
+        load_settings(arguments),
         action=arguments.action,
         name=arguments.name,
         actor=arguments.actor,
@@ -127,14 +132,14 @@ def _snapshot(arguments: argparse.Namespace) -> int:
 def _maintain(arguments: argparse.Namespace) -> int:
     from onlinerl.rollout_store.upkeep.process import run_maintain
 
-    return run_maintain(_settings(arguments), once=arguments.once)
+    return run_maintain(load_settings(arguments), once=arguments.once)
 
 
 def _erase(arguments: argparse.Namespace) -> int:
     from onlinerl.commands.erase import run_erase
 
     return run_erase(
-        _settings(arguments),
+        load_settings(arguments),
         user=arguments.user,
         tenant=arguments.tenant,
         dry_run=arguments.dry_run,
@@ -147,7 +152,7 @@ def _lineage(arguments: argparse.Namespace) -> int:
     from onlinerl.commands.lineage import run_lineage
 
     return run_lineage(
-        _settings(arguments),
+        load_settings(arguments),
         user=arguments.user,
         tenant=arguments.tenant,
         version=arguments.version,
@@ -164,7 +169,7 @@ def _export(arguments: argparse.Namespace) -> int:
     request = ExportRequest(
         **{name: getattr(arguments, name) for name in fields}, include_log=arguments.include_log
     )
-    return run_export(_settings(arguments), request, actor=arguments.actor)
+    return run_export(load_settings(arguments), request, actor=arguments.actor)
 
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
@@ -179,7 +184,7 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
         letter_id=arguments.id,
         with_replayed=is_list and arguments.all,
     )
-    settings = _settings(arguments)
+    settings = load_settings(arguments)
     if is_list:
         return run_list(settings, selection, limit=arguments.limit, format=arguments.format)
     return run_replay(
@@ -189,9 +194,3 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
         actor=arguments.actor,
     )
-
-
-def _settings(arguments: argparse.Namespace) -> "Settings":
-    from onlinerl.settings import load
-
-    return load(arguments.config, arguments.set)
