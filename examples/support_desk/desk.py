@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from onlinerl.commands.checks import http_problem
 from onlinerl.commands.keys import key_hash, new_key
+from onlinerl.commands.probes import http_problem
 
 POLICY = "assistant"
 START_TIMEOUT_S = 600.0

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from onlinerl.commands.checks import http_problem
+from onlinerl.commands.probes import http_problem
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
 from onlinerl.settings import Settings, load

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onlinerl.commands import lineage
 from onlinerl.commands.users import hashes_of, user_hasher
@@ -20,9 +19,7 @@ from onlinerl.rollout_store.erasure.state import StateFile
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.lease import StoreLease
 from onlinerl.rollout_store.upkeep.process import LEASE
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +30,7 @@ LEASE_ATTEMPTS = 5
 
 
 def run_erase(
-    settings: "Settings",
+    settings: Settings,
     *,
     user: str,
     tenant: str | None,
@@ -87,7 +84,7 @@ def _erase(erasure: Erasure, users: Mapping[str, str], *, ttl_s: float) -> Erasu
                 logger.warning("%s; the erasure goes on when it is free", error)
 
 
-def _state_file(settings: "Settings", *, user: str, tenant: str | None) -> StateFile:
+def _state_file(settings: Settings, *, user: str, tenant: str | None) -> StateFile:
     """Named by what was asked for: which tenants have rows changes while these are deleted."""
     asked = tenant or ""
     hashed = user_hasher().hash(user, tenant=asked)
@@ -95,7 +92,7 @@ def _state_file(settings: "Settings", *, user: str, tenant: str | None) -> State
     return StateFile(settings.folder("erasures"), users=[(asked, hashed)])
 
 
-def copies_of(settings: "Settings") -> list[OutsideCopy]:
+def copies_of(settings: Settings) -> list[OutsideCopy]:
     """What the gateway of this machine keeps beside the tables."""
     spool = settings.gateway.spool.dir
     responses = settings.gateway.responses.path
@@ -162,7 +159,7 @@ def _lease(store: DeltaStore, *, ttl_s: float) -> Iterator[StoreLease]:
         lease.__exit__(None, None, None)
 
 
-def _trained_on(settings: "Settings", scope: Scope) -> dict[int, int] | None:
+def _trained_on(settings: Settings, scope: Scope) -> dict[int, int] | None:
     def wanted(row: tuple[str, str]) -> bool:
         tenant, interaction = row
         return tenant in scope and interaction in scope[tenant].interactions
@@ -174,7 +171,7 @@ def _trained_on(settings: "Settings", scope: Scope) -> dict[int, int] | None:
         return None
 
 
-def _mark_versions(settings: "Settings", store: DeltaStore) -> None:
+def _mark_versions(settings: Settings, store: DeltaStore) -> None:
     """The tag is for people; `onlinerl lineage` finds the same without it."""
     try:
         marked = lineage.mark_versions(store, lineage.open_trained_rows(settings))

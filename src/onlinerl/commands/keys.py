@@ -7,7 +7,6 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -17,9 +16,7 @@ from onlinerl.secret_names import API_KEYS
 from onlinerl.serving.access.auth import check_unique
 from onlinerl.serving.access.key_file import changing_keys, keys_of_environment, load_keys
 from onlinerl.serving.config import ApiKeyConfig, KeyLimits
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.settings import Settings
 
 PREFIX = "orl-"
 
@@ -37,13 +34,13 @@ def key_hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def keys_path(settings: "Settings") -> Path:
+def keys_path(settings: Settings) -> Path:
     """The file that `onlinerl keys` writes and the gateway reads."""
     return Path(settings.gateway.keys_file or settings.folder("keys.json"))
 
 
 def known_keys(
-    settings: "Settings", environment: Mapping[str, str]
+    settings: Settings, environment: Mapping[str, str]
 ) -> dict[str, tuple[ApiKeyConfig, ...]]:
     """The keys that a gateway of these settings admits, by where they stand.
 
@@ -90,7 +87,7 @@ def key_limits(**given: int | None) -> KeyLimits:
 
 
 def run_keys_add(
-    settings: "Settings",
+    settings: Settings,
     *,
     name: str,
     tenant: str,
@@ -122,7 +119,7 @@ def run_keys_add(
     return 0
 
 
-def run_keys_list(settings: "Settings") -> int:
+def run_keys_list(settings: Settings) -> int:
     """Print every key that is known from configuration, file and environment, without the keys."""
     sources = known_keys(settings, os.environ)
     rows = [_row(key, source) for source, keys in sources.items() for key in keys]
@@ -134,7 +131,7 @@ def run_keys_list(settings: "Settings") -> int:
     return 0
 
 
-def run_keys_revoke(settings: "Settings", *, name: str) -> int:
+def run_keys_revoke(settings: Settings, *, name: str) -> int:
     """Take a key back; a running gateway refuses it within `gateway.keys_poll_s`.
 
     Raises:
@@ -178,7 +175,7 @@ def _fault(error: ValidationError) -> str:
     return f"{field} = {fault['input']!r}: {fault['msg']}"
 
 
-def _where_else(settings: "Settings", *, name: str, path: Path) -> str:
+def _where_else(settings: Settings, *, name: str, path: Path) -> str:
     if any(key.name == name for key in settings.gateway.api_keys):
         return (
             f"the key {name!r} stands in the configuration: delete its [[gateway.api_keys]] there "

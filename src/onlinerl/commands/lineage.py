@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -21,9 +20,7 @@ from onlinerl.rollout_store.erasure.erased import digest
 from onlinerl.rollout_store.query.command import existing_tables
 from onlinerl.rollout_store.tables.audit import record_act
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.settings import Settings
 
 RowId = tuple[str, str]
 """Tenant and interaction id."""
@@ -44,7 +41,7 @@ class Lineage:
 
 
 def run_lineage(
-    settings: "Settings",
+    settings: Settings,
     *,
     user: str | None,
     tenant: str | None,
@@ -83,7 +80,7 @@ def run_lineage(
     return 0
 
 
-def open_trained_rows(settings: "Settings") -> TrainedRows:
+def open_trained_rows(settings: Settings) -> TrainedRows:
     """The registry of the configuration."""
     from onlinerl.deploy.registry.mlflow import MlflowRegistry
     from onlinerl.deploy.registry.trained_rows import RegistryRows

@@ -1,7 +1,6 @@
 """Under which hashes a person was logged."""
 
 import os
-from typing import TYPE_CHECKING
 
 from onlinerl.commands.keys import known_keys
 from onlinerl.errors import ConfigError
@@ -9,13 +8,11 @@ from onlinerl.rollout_store.erasure.scope import known_tenants
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.user_hash import UserHasher
 from onlinerl.secret_names import USER_HASH_KEY
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.settings import Settings
 
 
 def hashes_of(
-    settings: "Settings", store: DeltaStore, *, user: str, tenant: str | None
+    settings: Settings, store: DeltaStore, *, user: str, tenant: str | None
 ) -> dict[str, str]:
     """The hash under which a person was logged, by tenant: every known one, or the one given.
 
@@ -44,6 +41,6 @@ def user_hasher() -> UserHasher:
     return UserHasher(key)
 
 
-def _tenants(settings: "Settings", store: DeltaStore) -> set[str]:
+def _tenants(settings: Settings, store: DeltaStore) -> set[str]:
     keys = [key for some in known_keys(settings, os.environ).values() for key in some]
     return known_tenants(store) | {key.tenant for key in keys}

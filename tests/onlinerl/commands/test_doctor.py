@@ -96,7 +96,7 @@ def test_up_refuses_a_port_that_is_taken(
         override = f"ingest.health_port={port}"
 
         assert main(["up", "--config", str(path), "--set", override]) == 1
-    assert f"port {port}: taken, and ingest needs it" in capsys.readouterr().err
+    assert f"port {port}: taken, and ingest needs it; stop the process" in capsys.readouterr().err
     assert not (tmp_path / "data" / "logs").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_part_without_a_port_is_not_said_to_answer(
     assert main(["doctor", "--config", str(path), "--set", "ingest.health_port=0"]) == 0
     (line,) = (each for each in capsys.readouterr().out.splitlines() if " ingest " in each)
     assert line.split(maxsplit=2)[:2] == ["note", "ingest"]
-    assert "not looked at" in line
+    assert "not checked" in line
 
 
 def test_what_is_no_http_and_what_is_no_address_are_said_without_a_traceback(
@@ -206,7 +206,7 @@ def test_a_data_folder_that_cannot_be_made_is_said(
     path = write_configuration(tmp_path, model=model, key="k")
 
     assert main(["up", "--config", str(path), "--set", "data_dir=/proc/none"]) == 1
-    assert "data_dir /proc/none cannot be made" in capsys.readouterr().err
+    assert "data_dir /proc/none cannot be created" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["doctor", "--config", str(path), "--set", "data_dir=file"]) == 1
     assert "file is not a folder" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 
 from examples.support_desk.desk import free_ports
-from onlinerl.commands.checks import http_problem
+from onlinerl.commands.probes import http_problem
 from onlinerl.errors import ConfigError
 from onlinerl.process.health import HealthServer
 
