@@ -131,7 +131,7 @@ def test_a_wrong_file_is_refused_with_the_key_and_its_value(
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no configuration file"):
+    with pytest.raises(ConfigError, match="there is no configuration file"):
         load(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load(tmp_path)

@@ -72,8 +72,8 @@ def run_keys_new(*, name: str, tenant: str, consent: Consent) -> int:
     key = new_key()
     entry = _entry(name=name, sha256=key_hash(key), tenant=tenant, consent=consent)
     fields = entry.model_dump(mode="json", include={"name", "sha256", "tenant", "consent"})
-    # A JSON string is also a TOML string, unless it holds escaped surrogates or DEL. There are none:
-    # ensure_ascii=False escapes no characters above ASCII, and an entry has no control characters.
+    # A JSON string is also a TOML string unless it holds escaped surrogates or DEL. There are none:
+    # ensure_ascii=False keeps what is not ASCII as it is, and an entry has no control characters.
     lines = [f"{field} = {json.dumps(text, ensure_ascii=False)}" for field, text in fields.items()]
     _show_once(key)
     sys.stdout.write("\n".join(["[[gateway.api_keys]]", *lines]) + "\n")

@@ -1,4 +1,4 @@
-"""The command line by group: each module adds the parsers and handlers of one group of commands.
+"""The groups of commands: each module adds the parsers of its group and one handler per command.
 
-A handler imports what it calls, so that `onlinerl --help` imports nothing heavy.
+May import `commands.arguments`; a handler imports the part that it runs when it is called.
 """
