@@ -1,4 +1,4 @@
-"""Configuration of the deploy controller and its gates. Imports nothing heavy."""
+"""What the deploy controller and its gates can be told. Imports nothing heavy."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,65 +9,63 @@ from onlinerl.base_config import Config
 
 
 class DriftGateConfig(Config):
-    """How far the candidate is from the champion, on held-out logged answers."""
+    """How far the candidate may move from the champion, on held-out logged answers."""
 
     enabled: bool = True
-    """Whether the gate is measured; a disabled gate is recorded as skipped."""
+    """False records the gate as skipped."""
 
     max_k3: float = Field(default=0.1, gt=0)
-    """Largest mean of r - log r - 1 over tokens, in nats; r is the ratio of the probabilities under
-    candidate and champion."""
+    """Bound on the mean over tokens of r - log r - 1, nats; r is candidate over champion."""
 
     min_tokens: int = Field(default=200, ge=1)
-    """Number of held-out tokens below which the evidence is too little. The gate is then skipped,
-    and a person must approve the candidate whatever `deploy.review` says."""
+    """With fewer held-out tokens there is not enough evidence: the gate is skipped, and the
+    candidate waits for a person whatever `deploy.review` says."""
 
 
 class RewardGateConfig(Config):
-    """The reward of the candidate, estimated from logs, compared with that of the champion."""
+    """The reward that the logs predict for the candidate, against the champion."""
 
     enabled: bool = True
-    """Whether the gate is measured; a disabled gate is recorded as skipped."""
+    """False records the gate as skipped."""
 
     margin: float = Field(default=0.05, ge=0)
-    """Reward that may be lost; the gate fails when the upper bound of the difference is below
-    -margin."""
+    """How much reward may be lost: failed only when the upper bound lies below -margin."""
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """Two-sided confidence level of the interval around the estimated difference."""
+    """Two-sided level of the interval around the estimated difference."""
 
     max_weight: float = Field(default=10.0, gt=1)
-    """Largest importance weight of one answer; larger ones are clipped."""
+    """Bound on the importance weight of one answer; larger ones are clipped."""
 
     min_ess: float = Field(default=30.0, ge=1)
-    """Effective number of answers below which the evidence is too little. The gate is then
-    skipped, which does not stop the candidate."""
+    """Effective number of answers below which there is not enough evidence: the gate is skipped,
+    which does not stop the candidate."""
 
     min_ess_fraction: float = Field(default=0.3, ge=0, le=1)
-    """Effective share of answers below which the evidence is too little."""
+    """Effective share of answers below which there is not enough evidence."""
 
 
 class PerplexityGateConfig(Config):
-    """General language ability: perplexity on a reference text, relative to version 1."""
+    """General language ability: perplexity of a reference text, relative to version 1."""
 
     enabled: bool = True
-    """Whether the gate is measured; a disabled gate is recorded as skipped."""
+    """False records the gate as skipped."""
 
     reference: Path | None = None
-    """UTF-8 text file; the text in the package when absent."""
+    """UTF-8 text file; None takes the text that comes with the package."""
 
     max_ratio: float = Field(default=1.2, gt=0)
-    """Largest perplexity of the candidate divided by that of version 1."""
+    """Bound on perplexity of the candidate divided by that of version 1."""
 
     max_tokens: int = Field(default=4096, ge=32)
-    """Number of tokens of the reference that are scored."""
+    """Tokens of the reference that are scored."""
 
     window: int = Field(default=512, ge=16)
-    """Tokens per forward pass; the text is cut into pieces of this length."""
+    """Tokens of one forward pass; the text is cut into such pieces."""
 
 
 class GatesConfig(Config):
-    """The gates that a candidate must pass before it may be promoted, and their evidence."""
+    """What a candidate must pass before a person or the controller may promote it."""
 
     drift: DriftGateConfig = DriftGateConfig()
     """Distance from the champion."""
@@ -79,77 +77,75 @@ class GatesConfig(Config):
     """General language ability."""
 
     max_rows: int = Field(default=256, ge=1)
-    """Largest number of held-out answers that are scored, newest first."""
+    """Held-out answers that are scored, newest first."""
 
     max_age_s: float = Field(default=7 * 86_400.0, gt=0)
-    """Largest age of a held-out answer in seconds; older ones are left out."""
+    """Older held-out answers are left out, seconds."""
 
     snapshot: str = Field(default="", max_length=128)
-    """Name of a snapshot whose held-out answers are scored, so that every candidate is measured on
-    the same rows; the current tables when empty."""
+    """Snapshot whose held-out answers are scored, as of its creation, so that every candidate is
+    measured on the same rows; the tables as they are when empty."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads of the gate job; 0 leaves the choice to torch."""
 
     timeout_s: float = Field(default=1800.0, gt=0)
-    """Longest run of a gate job in seconds; after it the job is stopped and the candidate is not
-    promoted."""
+    """A gate job that runs longer is stopped and the candidate is not promoted, seconds."""
 
 
 class ProbeConfig(Config):
-    """The proof after a swap: logprobs of the engine against transformers on the same weights."""
+    """The proof after a swap: the engine's logprobs against transformers on the new weights."""
 
     max_mean_abs_diff: float = Field(default=0.01, gt=0)
-    """Largest mean absolute difference of token logprobs, in nats. With the right weights an engine
-    that computes in float32 stays below 0.0001, and one in bfloat16 reaches 0.01 to 0.05."""
+    """Bound on the mean absolute difference of token logprobs, nats. An engine that computes in
+    float32 stays below 0.0001; one in bfloat16 reaches 0.01 to 0.05 with the right weights."""
 
     num_sequences: int = Field(default=4, ge=1)
-    """Number of token sequences that are scored."""
+    """Token sequences that are scored."""
 
     max_tokens: int = Field(default=64, ge=8)
-    """Length of one sequence in tokens."""
+    """Length of one sequence."""
 
     timeout_s: float = Field(default=60.0, gt=0)
-    """Longest wait for one request to the engine, in seconds."""
+    """Bound on one request to the engine, seconds."""
 
 
 class DeployConfig(Config):
-    """The controller that judges, promotes, proves and rolls back versions."""
+    """The controller that gates, promotes, verifies and rolls back."""
 
     poll_s: float = Field(default=5.0, gt=0)
-    """Seconds between two checks of the registry and the replicas."""
+    """Time between two looks at the registry and the replicas, seconds."""
 
     review: Literal["auto", "required"] = "auto"
-    """`required`: every candidate that passed waits for the tag `review = approved` or for
-    `onlinerl promote`. `auto`: only a candidate that the drift gate skipped, for lack of held-out
-    answers, waits."""
+    """`required`: a candidate that passed waits for the tag `review = approved` or for `onlinerl
+    promote`. `auto`: only one that the drift gate could not judge, for lack of held-out answers."""
 
     gates: GatesConfig = GatesConfig()
-    """The gates before a promotion."""
+    """What is measured before a promotion."""
 
     probe: ProbeConfig = ProbeConfig()
-    """The proof after a swap."""
+    """What is measured after a swap."""
 
     anchor_every: int = Field(default=10, ge=1)
-    """Number of deltas between two anchors, which are full sets of weights."""
+    """Deltas between two full sets of weights."""
 
     health_port: int = Field(default=9103, ge=0, le=65535)
     """Port of `/health/live`, `/health/ready` and `/metrics`; 0 switches them off."""
 
     stage_timeout_s: float = Field(default=600.0, gt=0)
-    """Longest time, in seconds, to fetch, verify and decode weights on a replica."""
+    """Bound on fetching, verifying and decoding weights on a replica, seconds."""
 
     commit_timeout_s: float = Field(default=120.0, gt=0)
-    """Longest time, in seconds, of one call of the swap, and of the whole pause."""
+    """Bound on one call of the swap, and on the whole pause, seconds."""
 
     request_timeout_s: float = Field(default=10.0, gt=0)
-    """Longest wait for any other request to a replica, in seconds."""
+    """Bound on any other request to a replica, seconds."""
 
     command_timeout_s: float = Field(default=900.0, gt=0)
-    """Longest wait of `onlinerl promote` and `rollback` for the controller, in seconds."""
+    """How long `onlinerl promote` and `rollback` wait for the controller, seconds."""
 
     max_attempts: int = Field(default=3, ge=1)
-    """Number of failed swaps after which a version is given up."""
+    """Swaps of one version that may fail before it is given up."""
 
     pause_warning_ms: float = Field(default=1000.0, gt=0)
-    """Pause of a replica, in milliseconds, above which a swap is logged as a warning."""
+    """A swap that pauses a replica longer is logged as a warning, milliseconds."""

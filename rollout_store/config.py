@@ -1,6 +1,6 @@
-"""Configuration of the policy, the event log, the tables, the rewards and the registry.
+"""What the policy, the event log, the tables, the rewards and the registry can be told.
 
-Several processes share these parts, so their configuration stands beside the schemas.
+These parts are shared by several processes, so their configuration lives with the contract.
 """
 
 import math
@@ -25,7 +25,7 @@ class PolicyConfig(Config):
     """Name of the policy: the served model id and the registered model in MLflow."""
 
     base_model: str = Field(default="", max_length=4096)
-    """Folder or Hugging Face id of the model that version 1 serves."""
+    """Directory or Hugging Face id of the weights that version 1 serves."""
 
 
 class BrokerConfig(Config):
@@ -34,85 +34,85 @@ class BrokerConfig(Config):
     bootstrap: str = Field(
         default="127.0.0.1:9092", pattern=r"^\s*[^\s,]+:\d{1,5}\s*(,\s*[^\s,]+:\d{1,5}\s*)*$"
     )
-    """Addresses of brokers: `host:port`, separated by commas."""
+    """Comma-separated `host:port` of brokers."""
 
     embedded: bool = True
-    """Whether `onlinerl up` starts a broker of its own, which keeps its log in memory."""
+    """Start the broker of the one-machine stack, which keeps its log in memory."""
 
     partitions: int = Field(default=1, ge=1, le=1024)
-    """Number of partitions of a topic that onlinerl creates."""
+    """Partitions of a topic that is created because it is missing."""
 
     replication: int = Field(default=1, ge=1, le=16)
-    """Number of replicas of a topic that onlinerl creates."""
+    """Replicas of a topic that is created because it is missing."""
 
     request_timeout_s: float = Field(default=10.0, gt=0, le=300)
-    """Longest wait for one response of the broker, in seconds."""
+    """Longest wait for one answer of the broker."""
 
     @property
     def addresses(self) -> list[str]:
-        """The `host:port` of each broker in `bootstrap`."""
+        """Each `host:port` of `bootstrap`."""
         return [address.strip() for address in self.bootstrap.split(",")]
 
 
 class StoreConfig(Config):
-    """The storage of the tables, and the resources of queries on them."""
+    """Where the tables lie."""
 
     root: str = ""
-    """Folder or object store URI of the tables; `{data_dir}/store` when empty."""
+    """Folder or object store URI of the tables; empty means `{data_dir}/store`."""
 
     storage_options: dict[str, str] = Field(default={})
-    """Options of the object store, e.g. its region. Keep access keys in the environment."""
+    """Options for an object store, e.g. region and endpoint. Keys belong in the environment."""
 
     query_memory_mib: int = Field(default=2_048, ge=64, le=4_194_304)
-    """Memory of a query, in MiB; beyond it DuckDB spills to a temporary folder."""
+    """Memory of a query on the views, in MiB; beyond it DuckDB spills to a temporary folder."""
 
     query_threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of a query; 0 takes one per core."""
+    """Threads of a query on the views; 0 takes one per core."""
 
 
 class MetricConfig(Config):
     """How the feedback of one metric becomes a number.
 
-    Values that are not of `type` are ignored; the view `feedback_use` counts them.
+    A value that is not of `type` is ignored; the view `feedback_use` counts it.
     """
 
     name: str = Field(min_length=1, max_length=128)
-    """Name of the metric, as feedback has it in `metric`."""
+    """The `metric` of the feedback."""
 
     type: MetricType = "float"
-    """Accepted values: `bool` means 0 and 1 only, `float` any finite number."""
+    """`bool` takes 0 and 1 only, `float` any finite number."""
 
     aggregate: Aggregate = "last"
-    """How several values of one source become one: last or first in time, mean or sum."""
+    """Which value counts when one source gave several: the last or first in time, mean or sum."""
 
     aggregates: dict[FeedbackSource, Aggregate] = Field(default={})
-    """Overrides `aggregate` for single sources."""
+    """`aggregate` of single sources, where it differs."""
 
     weight: Finite = 1.0
-    """Factor of this metric in the sum that is the reward."""
+    """Share of this metric in the reward."""
 
     sources: dict[FeedbackSource, SourceWeight] = Field(default={})
-    """Overrides `rewards.sources` for this metric."""
+    """`rewards.sources` of this metric, where it differs."""
 
     scale: Finite = 1.0
-    """Factor of the aggregated value."""
+    """Multiplies the aggregated value."""
 
     offset: Finite = 0.0
-    """Added to the scaled value; `scale=2, offset=-1` maps 0 and 1 to -1 and 1."""
+    """Added after scaling; `scale=2, offset=-1` maps 0 and 1 to -1 and 1."""
 
     threshold: float | None = Field(default=None, gt=0, lt=1)
-    """Break-even pass rate: a value that passes counts 1 - threshold, any other -threshold. An
-    answer that passes less often than this is on average worth less than silence, which is 0."""
+    """Break-even rate: a value that passes counts 1 - threshold, one that does not -threshold. So
+    what passes less often than this loses on average, and silence, 0, is better."""
 
     passes_at: Finite = 1.0
     """Lowest value that passes; only with `threshold`."""
 
     default: Finite | None = None
-    """Value, before `weight`, of a mature interaction without feedback of this metric. When absent,
-    such an interaction stays unlabelled. With `threshold`, silence counts 0."""
+    """What counts, before `weight`, on an interaction without feedback of this metric once it is
+    mature; absent: such an interaction stays unlabelled. With `threshold`, silence counts 0."""
 
     final: bool = False
-    """Whether feedback of this metric makes its interaction mature at once."""
+    """Feedback of this metric ends the wait: its interaction is mature at once."""
 
     @model_validator(mode="after")
     def _threshold_replaces_scale(self) -> Self:
@@ -124,30 +124,30 @@ class MetricConfig(Config):
         return self
 
     def aggregate_of(self, source: FeedbackSource) -> Aggregate:
-        """The aggregate that applies to a source."""
+        """How several values of this source become one."""
         return self.aggregates.get(source, self.aggregate)
 
 
 class SuspicionConfig(Config):
-    """Bounds above which the view `suspicions` flags feedback as a possible manipulation."""
+    """From when on feedback looks like somebody's own: the view `suspicions`."""
 
     user_share: Share = 0.5
-    """Share of a tenant's feedback in one window above which a user is flagged."""
+    """A user who gives more than this share of a tenant's feedback of one window."""
 
     source_share: Share = 1.0
-    """Share of a tenant's feedback in one window above which a source is flagged; 1 flags none."""
+    """A source that gives more than this share, the same way; 1 flags none."""
 
     window_s: float = Field(default=86_400.0, ge=1, le=31_536_000)
-    """Length of a window in seconds; windows are counted from 1970 in UTC."""
+    """Length of those windows, in seconds, counted from 1970 in UTC."""
 
     min_feedback: int = Field(default=20, ge=1)
-    """Number of feedback events below which a window is not judged."""
+    """Feedback that a window must hold before shares in it say anything."""
 
     burst_feedback: int = Field(default=30, ge=2)
-    """Number of feedback events within `burst_s` at which a user is flagged."""
+    """A user who gives this many within `burst_s`."""
 
     burst_s: float = Field(default=60.0, gt=0, le=86_400)
-    """Length of a burst in seconds."""
+    """Length of a burst, in seconds."""
 
 
 class RewardsConfig(Config):
@@ -155,41 +155,40 @@ class RewardsConfig(Config):
 
     reward = clip(sum over metrics of weight * (scale * value + offset)), where `value` is the mean
     over sources, weighted by `sources`, of each source's aggregate. A metric without feedback adds
-    its `default`, or nothing. An interaction without feedback or default is unlabelled: it has no
-    reward.
+    its `default`, or nothing; an interaction without any of it is unlabelled and has no reward.
     """
 
     metrics: tuple[MetricConfig, ...] = ()
-    """The metrics that make the reward; feedback of other metrics is stored and ignored."""
+    """The metrics that count; feedback of other metrics is stored and ignored."""
 
     sources: dict[FeedbackSource, SourceWeight] = Field(default={})
-    """Weight of each source within a metric; 1 for a source that is absent, 0 ignores it."""
+    """Weight of a source against the others within one metric; 1 when not named, 0 ignores it."""
 
     clip: tuple[Finite, Finite] = (-1.0, 1.0)
-    """Lowest and highest reward; others are clipped."""
+    """Lowest and highest reward."""
 
     session_discount: float = Field(default=1.0, ge=0, le=1)
-    """Factor on session feedback for an interaction, applied once per turn between the two."""
+    """Feedback on a session counts on an interaction times this, once per turn between them."""
 
     attribution_window_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Seconds after an interaction during which feedback counts for it; its reward is listed after
-    that. When absent, feedback counts at any time."""
+    """Feedback that comes longer than this after an interaction, in seconds, does not count on it,
+    and the reward is listed when that time has passed; absent: any feedback counts."""
 
     maturity_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Age in seconds at which an interaction's reward is listed, if that is later than the end of
-    the attribution window. A `final` metric ends both waits."""
+    """Age of an interaction, in seconds, from which its reward is listed, if that is later than the
+    end of the attribution window. A `final` metric ends both waits."""
 
     user_cap: Share | None = None
-    """Largest share of a tenant's feedback that one user can have in a window of
-    `suspicion.window_s`. Above it, each feedback of that user, and each row that it labels, has
-    less weight. When absent, there is no cap."""
+    """Largest share of a tenant's feedback in one window of `suspicion.window_s` that one user can
+    have: above it, each feedback of that user weighs less, and so does the row it labels. Absent:
+    no cap."""
 
     suspicion: SuspicionConfig = Field(default_factory=SuspicionConfig)
-    """Bounds above which feedback is flagged. Flagged feedback still counts."""
+    """What is flagged; nothing is left out because of a flag."""
 
     @property
     def listed_after_s(self) -> float:
-        """Age in seconds at which a reward is listed without feedback of a `final` metric."""
+        """Age at which a reward is listed without a final signal."""
         return max(self.maturity_s, self.attribution_window_s or 0.0)
 
     def source_weight(self, metric: MetricConfig, source: FeedbackSource) -> float:
@@ -218,7 +217,7 @@ class RegistryConfig(Config):
     """Address of the MLflow server."""
 
     embedded: bool = True
-    """Whether `onlinerl up` starts an MLflow server: SQLite, one worker, local artifacts."""
+    """Start the MLflow server of the one-machine stack: SQLite, one worker, local artifacts."""
 
     experiment: str = Field(default="onlinerl", min_length=1, max_length=256)
     """MLflow experiment that holds the runs of the cycles."""
