@@ -1,6 +1,6 @@
 """`python -m tests.flaky RECORD FAILED...`: judge tests that failed in a run and then passed alone.
 
-Each FAILED is a copy of pytest's `lastfailed` file. Every test that it names is printed as FLAKY and
+Each FAILED is a copy of pytest's `lastfailed` file. Each test that it names is printed as FLAKY and
 added to the record. A test that the record names already fails the run: it was flaky before
 and nobody mended it. Whoever mends a test takes its line out of the record.
 """
