@@ -18,10 +18,10 @@ STAMP := $(VENV)/.installed-$(DEVICE)-$(shell cat $(LOCK) pyproject.toml | sha25
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test soak check lint types imports install model bench lock docs wheel clean help
+.PHONY: demo test test-all soak check lint types imports install model bench lock docs wheel clean help
 
 help: ## Show what there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP) ## Install everything into .venv
 
@@ -45,11 +45,14 @@ $(MODEL)/model.safetensors: | $(STAMP)
 demo: $(STAMP) model ## Watch a model learn from its users; KEEP=1 leaves the stack running
 	@$(BIN)/python -m examples.support_desk.demo --model $(MODEL) --started $(STARTED) $(if $(KEEP),--keep,)
 
-test: $(STAMP) model ## Run all tests, with the real engine, broker, registry and tables
+test: $(STAMP) model ## Run the tests, with the real engine, broker, registry and tables (5 minutes)
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-soak: $(STAMP) ## The tests that are short in `make test`, at full length (some minutes)
-	@ONLINERL_TEST_RACE_S=120 ONLINERL_TEST_RECORDS=1000000 $(BIN)/python -m pytest \
+test-all: $(STAMP) model ## Run the slow tests as well: kills at every point, long outages, Apache Kafka
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --slow $(ARGS)
+
+soak: $(STAMP) ## The tests that are short in `make test-all`, at full length (some minutes)
+	@ONLINERL_TEST_RACE_S=120 ONLINERL_TEST_RECORDS=1000000 $(BIN)/python -m pytest --slow \
 		tests/rollout_store/upkeep/test_tables.py tests/integration/test_ingest_group.py -k "racing or long_log" $(ARGS)
 
 check: ## What CI runs
