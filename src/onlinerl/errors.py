@@ -5,7 +5,7 @@ OnlineRLError
 ├── DependencyMissing (ImportError)       an extra is not installed
 ├── ServiceUnavailable (ConnectionError)  a broker, registry, engine or table did not answer
 ├── LeaseHeld (RuntimeError)              another process holds the lease for this work
-├── RequestRefused (ValueError)           a caller's request cannot be served
+├── RequestRefused (ValueError)           a caller's request cannot be served as it is
 ├── EngineFailed (RuntimeError)           an engine refused or broke off an answer
 │   └── EngineUnreachable                 nothing listens where an engine should be
 ├── InvalidEvent (ValueError)             a logged record breaks the event contract
