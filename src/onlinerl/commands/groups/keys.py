@@ -9,28 +9,28 @@ CONSENTS = ("none", "log", "train")
 
 def add_commands(commands: Commands) -> None:
     """Add `keys` and its actions."""
-    keys = commands.add_group("keys", "admit, list and revoke API keys")
+    keys = commands.add_group("keys", "add, list and revoke API keys")
     _add_add(keys)
-    keys.add("list", _list, "show the keys that are known, without the keys")
-    revoke = keys.add("revoke", _revoke, "take a key back; it is refused in seconds")
+    keys.add("list", _list, "list all keys by name; the keys themselves are not stored")
+    revoke = keys.add("revoke", _revoke, "revoke a key; the gateway refuses it within seconds")
     revoke.add_argument("name")
     new = keys.add_without_config("new", _new, "print a new key and the TOML that admits it")
     _add_terms(new)
 
 
 def _add_add(keys: Commands) -> None:
-    add = keys.add("add", _add, "admit a new key; it is shown once")
+    add = keys.add("add", _add, "add a new key and print it, once")
     _add_terms(add)
     add.add_argument(
         "--policy", action="append", default=[], help="allow this policy only; may be repeated"
     )
-    add.add_argument("--max-in-flight", type=int, help="requests answered at once")
+    add.add_argument("--max-in-flight", type=int, help="requests at the same time")
     add.add_argument("--requests-per-minute", type=int)
     add.add_argument("--tokens-per-minute", type=int, help="prompt and completion together")
 
 
 def _add_terms(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="how logs and metrics call the key")
+    parser.add_argument("name", help="name of the key in logs and metrics")
     parser.add_argument("--tenant", default="default")
     parser.add_argument("--consent", choices=CONSENTS, default="log")
 

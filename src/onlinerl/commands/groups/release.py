@@ -12,7 +12,7 @@ from onlinerl.commands.arguments import (
 
 def add_commands(commands: Commands) -> None:
     """Add every command of this group."""
-    commands.add("deploy", _deploy, "watch the registry: gate, promote, verify")
+    commands.add("deploy", _deploy, "run the controller that judges, promotes and proves versions")
     promote = commands.add("promote", _promote, "approve a version and wait until it serves")
     promote.add_argument("version", type=int, nargs="?", help="the candidate when absent")
     add_actor_option(promote, meaning="who approves, for the audit table")

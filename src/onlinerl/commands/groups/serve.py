@@ -1,4 +1,4 @@
-"""`up`, `doctor`, `gateway`, `engine` and `ingest`: start parts that serve and log requests."""
+"""`up`, `doctor`, `gateway`, `engine` and `ingest`: the parts that serve and log requests."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from onlinerl.commands.arguments import Commands, load_settings
 def add_commands(commands: Commands) -> None:
     """Add every command of this group."""
     commands.add("up", _up, "start the one-machine stack and keep it running until Ctrl-C")
-    commands.add("doctor", _doctor, "check a configuration and the parts it names, one line each")
+    commands.add("doctor", _doctor, "check a configuration and the parts that it names")
     commands.add("gateway", _gateway, "serve OpenAI and Anthropic clients and log every token")
     commands.add("engine", _engine, "run one vLLM replica with the weight transfer plugin")
     ingest = commands.add("ingest", _ingest, "move events from Kafka into the tables, exactly once")

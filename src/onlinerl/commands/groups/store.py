@@ -30,37 +30,51 @@ def _add_query(commands: Commands) -> None:
 
 def _add_upkeep(commands: Commands) -> None:
     snapshot = commands.add(
-        "snapshot", _snapshot, "hold the rows of now under a name, list, or let go"
+        "snapshot", _snapshot, "hold the current rows under a name, list what is held, or drop it"
     )
     snapshot.add_argument("action", choices=("create", "list", "drop"))
     snapshot.add_argument("name", nargs="?", metavar="NAME")
     add_reason_option(snapshot)
     add_actor_option(snapshot)
     maintain = commands.add(
-        "maintain", _maintain, "compact, clean and vacuum the tables, again and again"
+        "maintain", _maintain, "compact and clean the tables and apply retention, at intervals"
     )
     maintain.add_argument("--once", action="store_true", help="stop after one pass")
 
 
 def _add_governance(commands: Commands) -> None:
-    erase = commands.add("erase", _erase, "forget a person, and prove it")
-    erase.add_argument("--user", required=True, metavar="U", help="as the product names them")
-    erase.add_argument("--tenant", metavar="T", help="only there; everywhere when absent")
-    erase.add_argument("--dry-run", action="store_true", help="say what would go; change nothing")
+    erase = commands.add("erase", _erase, "delete a person's data everywhere, and prove it")
+    erase.add_argument(
+        "--user", required=True, metavar="U", help="the id that the product sends for the person"
+    )
+    erase.add_argument(
+        "--tenant", metavar="T", help="in this tenant only; in every tenant when absent"
+    )
+    erase.add_argument(
+        "--dry-run", action="store_true", help="print what would be deleted; change nothing"
+    )
     erase.add_argument("--format", choices=("table", "json"), default="table")
     add_actor_option(erase)
-    lineage = commands.add("lineage", _lineage, "which versions learned from what, both ways")
+    lineage = commands.add(
+        "lineage", _lineage, "list the rows that a version learned from, or the versions of a row"
+    )
     about = lineage.add_mutually_exclusive_group(required=True)
     about.add_argument("--user", metavar="U", help="versions that learned from this person")
-    about.add_argument("--version", type=int, metavar="V", help="what this version learned from")
-    about.add_argument("--interaction", metavar="I", help="versions that learned from this one")
-    lineage.add_argument("--tenant", metavar="T", help="of the user; every tenant when absent")
+    about.add_argument(
+        "--version", type=int, metavar="V", help="rows that this version learned from"
+    )
+    about.add_argument("--interaction", metavar="I", help="versions that learned from this row")
+    lineage.add_argument(
+        "--tenant", metavar="T", help="tenant of the user; every tenant when absent"
+    )
     lineage.add_argument("--format", choices=("table", "json"), default="table")
     add_actor_option(lineage)
 
 
 def _add_export(commands: Commands) -> None:
-    export = commands.add("export", _export, "write consented rows in a format that others read")
+    export = commands.add(
+        "export", _export, "write consented rows in a format that other tools read"
+    )
     export.add_argument(
         "--format",
         required=True,
@@ -78,30 +92,39 @@ def _add_export(commands: Commands) -> None:
     )
     export.add_argument("--until", type=parse_time, metavar="TIME", help="served before, ISO 8601")
     export.add_argument("--policy", metavar="P", help="one policy; all when absent")
-    export.add_argument("--snapshot", metavar="NAME", help="read what this snapshot holds")
-    export.add_argument("--tokenizer", default="", metavar="PATH", help="[policy].base_model")
+    export.add_argument("--snapshot", metavar="NAME", help="read the rows of this snapshot")
+    export.add_argument(
+        "--tokenizer",
+        default="",
+        metavar="PATH",
+        help="folder or id; [policy].base_model when absent",
+    )
     export.add_argument(
         "--include-log",
         action="store_true",
-        help="also rows that may be kept and not learned from; chat only",
+        help="also rows whose consent is log, not train; chat only",
     )
     add_actor_option(export)
 
 
 def _add_dead_letters(commands: Commands) -> None:
     letters = commands.add(
-        "dead-letters", _dead_letters, "list records that broke the contract, or retry"
+        "dead-letters", _dead_letters, "list records that ingest refused, or replay them"
     )
     letters.add_argument("action", choices=("list", "replay"))
-    letters.add_argument("--reason", metavar="R", help="the reason begins so, e.g. spans")
-    letters.add_argument("--topic", metavar="T", help="of this topic alone")
+    letters.add_argument("--reason", metavar="R", help="only reasons that start with R, e.g. spans")
+    letters.add_argument("--topic", metavar="T", help="only this topic")
     letters.add_argument(
         "--since", type=parse_time, metavar="TIME", help="stored at or after, ISO 8601"
     )
-    letters.add_argument("--id", metavar="ID", help="one letter, by the first digits of its id")
-    letters.add_argument("--all", action="store_true", help="also replayed ones, or replay all")
+    letters.add_argument(
+        "--id", metavar="ID", help="one dead letter, by the first digits of its id"
+    )
+    letters.add_argument(
+        "--all", action="store_true", help="list also replayed ones, or replay all"
+    )
     letters.add_argument("--limit", type=int, default=50, metavar="N", help="list the newest N")
-    letters.add_argument("--dry-run", action="store_true", help="say how many; send nothing")
+    letters.add_argument("--dry-run", action="store_true", help="print how many; send nothing")
     letters.add_argument("--format", choices=("table", "json"), default="table")
     add_actor_option(letters)
 
