@@ -12,6 +12,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from onlinerl.commands import lineage
+from onlinerl.commands.tables import open_store
 from onlinerl.commands.users import open_user_hasher, user_hashes
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
 from onlinerl.rollout_store.erasure.erase import Erasure, OutsideCopy
@@ -60,7 +61,7 @@ def run_erase(
         ServiceUnavailable: a storage, the spool or the stored responses did not answer in time.
         StoreConflict: new traces of the person appeared in every round.
     """
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
+    store = open_store(settings)
     users = user_hashes(settings, store, user=user, tenant=tenant)
     erasure = Erasure(
         store=store,

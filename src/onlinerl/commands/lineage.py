@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onlinerl.commands.tables import open_store
 from onlinerl.commands.users import user_hashes
 from onlinerl.deploy.registry.trained_rows import TrainedRows, heirs
 from onlinerl.errors import ConfigError
@@ -68,7 +69,7 @@ def run_lineage(
         ConfigError: there are no tables, no such version, or no key to hash the user with.
         ServiceUnavailable: the registry or the tables do not answer.
     """
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
+    store = open_store(settings)
     existing_tables(store)
     trained = open_trained_rows(settings)
     # An older release may not have made all tables that are read below. This comes after every
