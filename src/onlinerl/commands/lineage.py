@@ -72,8 +72,8 @@ def run_lineage(
     store = open_store(settings)
     existing_tables(store)
     trained = open_trained_rows(settings)
-    # An older release may not have made all tables that are read below. This comes after every
-    # check, because it writes.
+    # An older release may not have made all tables that are read below. The tables and the registry
+    # were asked first, because this writes.
     store.create()
     if version is not None:
         answer = version_lineage(store, trained, version)
