@@ -22,7 +22,7 @@ from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.checkpoints import Checkpoints, base_checkpoint
 from onlinerl.deploy.registry.mlflow import MlflowRegistry
 from onlinerl.deploy.registry.protocol import Registry
-from onlinerl.deploy.replicas.engine_control import HttpReplica
+from onlinerl.deploy.replicas.engine_control import HttpEngineControl
 from onlinerl.deploy.replicas.fleet import Fleet
 from onlinerl.errors import OnlineRLError
 from onlinerl.process.health import HealthServer
@@ -95,10 +95,10 @@ def real_registry(settings: "Settings") -> Registry:
     )
 
 
-def replicas(settings: "Settings") -> list[HttpReplica]:
+def replicas(settings: "Settings") -> list[HttpEngineControl]:
     """The engines that the gateway routes to."""
     return [
-        HttpReplica(
+        HttpEngineControl(
             url,
             policy=settings.policy.name,
             request_timeout_s=settings.deploy.request_timeout_s,

@@ -25,7 +25,7 @@ from onlinerl.deploy.registry.protocol import (
     Registry,
 )
 from onlinerl.deploy.registry.requests import Answer, Request, read_answer
-from onlinerl.deploy.replicas.engine_control import Replica
+from onlinerl.deploy.replicas.engine_control import EngineControl
 from onlinerl.errors import ConfigError, OnlineRLError, PromotionFailed, ServiceUnavailable
 
 _TAGS = ("parent_version", "gate.finite", "gate.drift", "gate.reward", "gate.perplexity", REVIEW)
@@ -137,7 +137,7 @@ class Commands:
 
 def show_status(
     registry: Registry,
-    replicas: Sequence[Replica],
+    replicas: Sequence[EngineControl],
     *,
     controller: str | None,
     console: Console | None = None,
@@ -177,7 +177,7 @@ def _versions_table(
     return table
 
 
-def _stamp(replica: Replica) -> str:
+def _stamp(replica: EngineControl) -> str:
     try:
         return replica.stamp()
     except OnlineRLError as error:

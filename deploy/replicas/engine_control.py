@@ -38,7 +38,7 @@ class WorkerStatus(BaseModel):
     broken: str | None = None
 
 
-class Replica(Protocol):
+class EngineControl(Protocol):
     """One engine. Every call has a timeout and raises ServiceUnavailable after it."""
 
     @property
@@ -94,7 +94,7 @@ class Replica(Protocol):
 _STATUSES = TypeAdapter(list[WorkerStatus])
 
 
-class HttpReplica:
+class HttpEngineControl:
     """A vLLM engine with our weight transfer in it.
 
     Args:
@@ -229,7 +229,7 @@ def _member(answer: object, key: str) -> object:
     return answer[key]
 
 
-class MemoryReplica:
+class MemoryEngineControl:
     """The twin: keeps versions as numbers, and fails where a test says so.
 
     Args:

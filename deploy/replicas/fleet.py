@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from onlinerl.deploy.config import DeployConfig
-from onlinerl.deploy.replicas.engine_control import UNKNOWN, Replica, WorkerStatus
+from onlinerl.deploy.replicas.engine_control import UNKNOWN, EngineControl, WorkerStatus
 from onlinerl.errors import OnlineRLError, PromotionFailed, ServiceUnavailable, WeightsError
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Fleet:
 
     def __init__(
         self,
-        replicas: Sequence[Replica],
+        replicas: Sequence[EngineControl],
         *,
         policy: str,
         root: Path,
@@ -86,7 +86,7 @@ class Fleet:
         """The id that answers of a version carry."""
         return f"{self._policy}/{version}"
 
-    def reachable(self) -> list[Replica]:
+    def reachable(self) -> list[EngineControl]:
         """Replicas that answer, brought into a known state."""
         found = []
         for replica in self.replicas:
@@ -100,7 +100,7 @@ class Fleet:
             found.append(replica)
         return found
 
-    def not_on(self, version: int) -> list[Replica]:
+    def not_on(self, version: int) -> list[EngineControl]:
         """Reachable replicas that serve something else, e.g. because they were restarted."""
         return [
             replica
@@ -114,7 +114,7 @@ class Fleet:
         expectation: Expectation,
         *,
         fallback: int | None,
-        only: Sequence[Replica] | None = None,
+        only: Sequence[EngineControl] | None = None,
     ) -> SwapReport:
         """Bring reachable replicas to a version and prove it; one that is there is only proven.
 
@@ -146,7 +146,7 @@ class Fleet:
             raise PromotionFailed(f"version {expectation.version}: {error}") from error
         return SwapReport(pause_ms, report.stage_ms, report.num_bytes, mean, worst)
 
-    def _stage(self, replicas: Sequence[Replica], version: int) -> SwapReport:
+    def _stage(self, replicas: Sequence[EngineControl], version: int) -> SwapReport:
         try:
             for replica in replicas:
                 replica.stage(self._root, version)
@@ -164,7 +164,7 @@ class Fleet:
             num_bytes=max((status.num_bytes or 0 for status in workers), default=0),
         )
 
-    def _wait(self, replica: Replica, timeout_s: float) -> Sequence[WorkerStatus]:
+    def _wait(self, replica: EngineControl, timeout_s: float) -> Sequence[WorkerStatus]:
         deadline = time.monotonic() + timeout_s
         statuses = replica.status()
         while any(status.state == "busy" for status in statuses):
@@ -175,8 +175,8 @@ class Fleet:
         return statuses
 
     def _commit(
-        self, replicas: Sequence[Replica], version: int
-    ) -> tuple[float, dict[Replica, OnlineRLError]]:
+        self, replicas: Sequence[EngineControl], version: int
+    ) -> tuple[float, dict[EngineControl, OnlineRLError]]:
         if not replicas:
             return 0.0, {}
         with ThreadPoolExecutor(max_workers=len(replicas)) as pool:
@@ -189,7 +189,7 @@ class Fleet:
         pauses = [result for result in results if isinstance(result, float)]
         return max(pauses, default=0.0), failed
 
-    def _commit_one(self, replica: Replica, version: int) -> float | OnlineRLError:
+    def _commit_one(self, replica: EngineControl, version: int) -> float | OnlineRLError:
         """Milliseconds of pause, or why the replica kept what it had."""
         started = time.monotonic()
         try:
@@ -207,7 +207,7 @@ class Fleet:
             logger.warning("long pause", extra={"replica": replica.name, "pause_ms": pause_ms})
         return pause_ms
 
-    def _recovered_on(self, replica: Replica, version: int) -> bool:
+    def _recovered_on(self, replica: EngineControl, version: int) -> bool:
         """Put the replica in a known state; whether that is the wanted version after all."""
         try:
             self._recover(replica)
@@ -218,7 +218,7 @@ class Fleet:
         except (WeightsError, ServiceUnavailable):
             return False
 
-    def _recover(self, replica: Replica) -> None:
+    def _recover(self, replica: EngineControl) -> None:
         """End what a dead controller or a failed call left half-way.
 
         An applied version that was not finished is taken back. The version id follows the weights,
@@ -237,14 +237,14 @@ class Fleet:
         if paused:
             replica.resume()
 
-    def _reverted(self, replica: Replica) -> Sequence[WorkerStatus]:
+    def _reverted(self, replica: EngineControl) -> Sequence[WorkerStatus]:
         try:
             replica.revert()
         except WeightsError:
             logger.exception("update could not be reverted", extra={"replica": replica.name})
         return replica.status()
 
-    def _correct_stamp(self, replica: Replica, statuses: Sequence[WorkerStatus]) -> None:
+    def _correct_stamp(self, replica: EngineControl, statuses: Sequence[WorkerStatus]) -> None:
         versions = {status.version for status in statuses}
         stamp = replica.stamp()
         known = len(versions) == 1 and all(
@@ -267,7 +267,7 @@ class Fleet:
             replica.set_stamp(wanted)
 
     def _verify(
-        self, replicas: Sequence[Replica], expectation: Expectation
+        self, replicas: Sequence[EngineControl], expectation: Expectation
     ) -> tuple[float | None, float | None]:
         """The worst mean and the largest difference of logprobs, nats; None without probes.
 
@@ -291,7 +291,7 @@ class Fleet:
             largest.append(max(differences))
         return max(means, default=None), max(largest, default=None)
 
-    def _verify_digest(self, replica: Replica, expectation: Expectation) -> None:
+    def _verify_digest(self, replica: EngineControl, expectation: Expectation) -> None:
         replica.checksum()
         for status in self._wait(replica, self._config.stage_timeout_s):
             if status.version != expectation.version or status.digest != expectation.digest:
@@ -300,26 +300,26 @@ class Fleet:
                     f" not {expectation.digest}"
                 )
 
-    def _probe(self, replica: Replica, expectation: Expectation) -> list[float]:
+    def _probe(self, replica: EngineControl, expectation: Expectation) -> list[float]:
         differences = []
         for probe in expectation.probes:
             found = replica.logprobs(probe.token_ids)
             differences += [abs(a - b) for a, b in zip(found, probe.logprobs, strict=True)]
         return differences
 
-    def _bring_in(self, replicas: Sequence[Replica], version: int) -> None:
+    def _bring_in(self, replicas: Sequence[EngineControl], version: int) -> None:
         """The proof is passed: replicas that were taken out before serve again."""
         for replica in replicas:
             if replica.stamp() == UNKNOWN:
                 replica.set_stamp(self.stamp_of(version))
 
-    def _return(self, replicas: Sequence[Replica], fallback: int | None) -> None:
+    def _return(self, replicas: Sequence[EngineControl], fallback: int | None) -> None:
         """Best effort on the way out of a failed proof; what cannot return is taken out."""
         for replica in replicas:
             if fallback is None or not self._returned(replica, fallback):
                 self._take_out(replica)
 
-    def _returned(self, replica: Replica, fallback: int) -> bool:
+    def _returned(self, replica: EngineControl, fallback: int) -> bool:
         """Each on its own: one that is away does not take the others out."""
         try:
             self._stage([replica], fallback)
@@ -329,12 +329,12 @@ class Fleet:
             return False
         return not failed
 
-    def _take_out(self, replica: Replica) -> None:
+    def _take_out(self, replica: EngineControl) -> None:
         try:
             replica.set_stamp(UNKNOWN)
         except (WeightsError, ServiceUnavailable):
             logger.exception("replica could not be taken out", extra={"replica": replica.name})
 
 
-def _reasons(failed: dict[Replica, OnlineRLError]) -> str:
+def _reasons(failed: dict[EngineControl, OnlineRLError]) -> str:
     return "; ".join(f"{replica.name}: {error}" for replica, error in failed.items())

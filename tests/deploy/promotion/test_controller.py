@@ -18,7 +18,7 @@ from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.checkpoints import Checkpoints
 from onlinerl.deploy.registry.protocol import MemoryRegistry
 from onlinerl.deploy.registry.requests import Request
-from onlinerl.deploy.replicas.engine_control import MemoryReplica
+from onlinerl.deploy.replicas.engine_control import MemoryEngineControl
 from onlinerl.deploy.replicas.fleet import Fleet, Probe
 from onlinerl.deploy.weights.delta import HostTensor, read_checkpoint, read_manifest
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
@@ -68,7 +68,7 @@ class World:
     config: DeployConfig = field(default_factory=DeployConfig)
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
     journal: MemoryJournal = field(default_factory=MemoryJournal)
-    engine: MemoryReplica = field(default_factory=MemoryReplica)
+    engine: MemoryEngineControl = field(default_factory=MemoryEngineControl)
     found: dict[int, Measurements] = field(default_factory=dict)
     specs: list[GateSpec] = field(default_factory=list)
     tensors: dict[int, dict[str, HostTensor]] = field(default_factory=dict)
@@ -377,7 +377,7 @@ def test_a_champion_that_cannot_be_seeded_does_not_block_a_rollback(serving: Wor
 
 
 def test_a_replica_that_cannot_be_seeded_does_not_hold_up_candidates(serving: World) -> None:
-    bad = MemoryReplica("memory:1")
+    bad = MemoryEngineControl("memory:1")
     bad.faults["staging"] = WeightsError("its disk is full")
     serving.controller._fleet.replicas = [serving.engine, bad]
     serving.add(found=measured(perplexity=99.0))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onlinerl.deploy.config import DeployConfig
-from onlinerl.deploy.replicas.engine_control import HttpReplica, MemoryReplica
+from onlinerl.deploy.replicas.engine_control import HttpEngineControl, MemoryEngineControl
 from onlinerl.deploy.replicas.fleet import Expectation, Fleet
 from onlinerl.errors import ServiceUnavailable
 
@@ -29,21 +29,21 @@ class Maintenance(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def proxy() -> Iterator[HttpReplica]:
+def proxy() -> Iterator[HttpEngineControl]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Maintenance) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
-        yield HttpReplica(url, policy="assistant", request_timeout_s=30, commit_timeout_s=30)
+        yield HttpEngineControl(url, policy="assistant", request_timeout_s=30, commit_timeout_s=30)
         server.shutdown()
 
 
-def test_a_page_of_a_proxy_is_no_engine(proxy: HttpReplica) -> None:
+def test_a_page_of_a_proxy_is_no_engine(proxy: HttpEngineControl) -> None:
     with pytest.raises(ServiceUnavailable, match="is no engine: it answered b'<html>We are"):
         proxy.status()
 
 
-def test_an_address_that_is_no_engine_holds_up_no_other(proxy: HttpReplica) -> None:
-    engine = MemoryReplica("good")
+def test_an_address_that_is_no_engine_holds_up_no_other(proxy: HttpEngineControl) -> None:
+    engine = MemoryEngineControl("good")
     engine.digests = {1: "one"}
     fleet = Fleet(
         [proxy, engine],

@@ -4,21 +4,21 @@ from pathlib import Path
 import pytest
 
 from onlinerl.deploy.config import DeployConfig
-from onlinerl.deploy.replicas.engine_control import UNKNOWN, MemoryReplica
+from onlinerl.deploy.replicas.engine_control import UNKNOWN, MemoryEngineControl
 from onlinerl.deploy.replicas.fleet import Expectation, Fleet, Probe
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
 
 CONFIG = DeployConfig()
 
 
-def replica(name: str = "memory:0") -> MemoryReplica:
-    made = MemoryReplica(name)
+def replica(name: str = "memory:0") -> MemoryEngineControl:
+    made = MemoryEngineControl(name)
     made.digests = {1: "digest-1", 2: "digest-2"}
     made.scores = {1: [-1.0, -1.0], 2: [-2.0, -2.0]}
     return made
 
 
-def fleet(*replicas: MemoryReplica) -> Fleet:
+def fleet(*replicas: MemoryEngineControl) -> Fleet:
     return Fleet(
         replicas, policy="assistant", root=Path("weights"), config=CONFIG, sleep=lambda _: None
     )
@@ -31,7 +31,7 @@ def expect(version: int, *, score: float | None = None) -> Expectation:
     )
 
 
-def on_version_1(*replicas: MemoryReplica) -> Fleet:
+def on_version_1(*replicas: MemoryEngineControl) -> Fleet:
     ready = fleet(*replicas)
     ready.swap(expect(1), fallback=None)
     for each in replicas:
@@ -39,7 +39,7 @@ def on_version_1(*replicas: MemoryReplica) -> Fleet:
     return ready
 
 
-def changes(of: MemoryReplica) -> list[str]:
+def changes(of: MemoryEngineControl) -> list[str]:
     return [call for call in of.calls if call not in ("status", "stamp")]
 
 
@@ -184,7 +184,7 @@ def test_what_was_taken_out_serves_again_only_after_its_proof() -> None:
 class Watched(dict[int | None, list[float]]):
     """Right logprobs, and the stamp under which they were asked for."""
 
-    def __init__(self, engine: MemoryReplica, stamps: list[str]) -> None:
+    def __init__(self, engine: MemoryEngineControl, stamps: list[str]) -> None:
         super().__init__()
         self._engine, self._stamps = engine, stamps
 
