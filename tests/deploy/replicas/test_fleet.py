@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from onlinerl.deploy.config import DeployConfig
-from onlinerl.deploy.replicas.engine_control import UNKNOWN, MemoryEngineControl
-from onlinerl.deploy.replicas.fleet import Expectation, Fleet, Probe
+from onlinerl.deploy.replicas.engine_control import UNKNOWN, MemoryEngineControl, WorkerStatus
+from onlinerl.deploy.replicas.fleet import Expectation, Fleet, Probe, stamp_for
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
 
 CONFIG = DeployConfig()
@@ -41,6 +41,34 @@ def on_version_1(*replicas: MemoryEngineControl) -> Fleet:
 
 def changes(of: MemoryEngineControl) -> list[str]:
     return [call for call in of.calls if call not in ("status", "stamp")]
+
+
+def worker(version: int | None, **fields: object) -> WorkerStatus:
+    return WorkerStatus.model_validate({"state": "idle", "version": version} | fields)
+
+
+@pytest.mark.parametrize(
+    ("workers", "stamp", "expected"),
+    [
+        pytest.param([worker(2)], "assistant/2", "assistant/2", id="right"),
+        pytest.param([worker(2), worker(2)], "assistant/1", "assistant/2", id="old id"),
+        pytest.param([worker(2)], "default", "assistant/2", id="no id yet"),
+        pytest.param([worker(2), worker(1)], "assistant/2", UNKNOWN, id="workers disagree"),
+        pytest.param([worker(2), worker(None)], "assistant/2", UNKNOWN, id="one was restarted"),
+        pytest.param([worker(2, settled=False)], "assistant/1", UNKNOWN, id="not settled"),
+        pytest.param([worker(2, broken="no")], "assistant/2", UNKNOWN, id="broken"),
+        pytest.param([worker(2)], UNKNOWN, UNKNOWN, id="withdrawn"),
+        pytest.param([worker(None)], UNKNOWN, UNKNOWN, id="withdrawn and restarted"),
+        pytest.param([worker(None)], "default", "default", id="start checkpoint"),
+        pytest.param([worker(None)], "assistant/3", UNKNOWN, id="labelled start checkpoint"),
+        pytest.param([worker(None)], "assistant-b/3", "assistant-b/3", id="another policy's label"),
+        pytest.param([], "assistant/2", UNKNOWN, id="no worker"),
+    ],
+)
+def test_the_version_id_follows_the_weights(
+    workers: list[WorkerStatus], stamp: str, expected: str
+) -> None:
+    assert stamp_for(workers, stamp, policy="assistant") == expected
 
 
 def test_a_swap_stages_pauses_applies_resumes_and_proves() -> None:
