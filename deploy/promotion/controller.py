@@ -115,7 +115,7 @@ class Controller:
             raise WeightsError(f"the base model cannot serve: {results[0].detail}")
         manifest = self._publisher.publish(version, champion=None)
         swapped = self._fleet.swap(self._expectation(version), fallback=None)
-        self._decisions.promoted(
+        self._decisions.record_promotion(
             version, champion=None, manifest=manifest, report=swapped, request=None
         )
         return version
@@ -212,7 +212,7 @@ class Controller:
             self._decisions.answer_promote(version.number, request, "promoted", "serves already")
             return champion
         if reason := self._objection(version):
-            self._decisions.refused(
+            self._decisions.record_refusal(
                 version.number, champion=champion, reason=reason, request=request
             )
             return champion
@@ -243,7 +243,9 @@ class Controller:
     ) -> None:
         failed = [f"{each.name}: {each.detail}" for each in results if each.status == "failed"]
         reason = f"failed the gates ({'; '.join(failed)})"
-        self._decisions.refused(version.number, champion=champion, reason=reason, request=request)
+        self._decisions.record_refusal(
+            version.number, champion=champion, reason=reason, request=request
+        )
 
     def _show(
         self, version: PolicyVersion, results: list[GateResult], waits_for: str | None
@@ -279,7 +281,7 @@ class Controller:
     def _promote(self, version: int, champion: int, request: Request | None) -> int:
         manifest = self._publisher.publish(version, champion=champion)
         swapped = self._fleet.swap(self._expectation(version), fallback=champion)
-        self._decisions.promoted(
+        self._decisions.record_promotion(
             version, champion=champion, manifest=manifest, report=swapped, request=request
         )
         self._attempts.pop(version, None)
@@ -295,7 +297,9 @@ class Controller:
             exc_info=error,
         )
         if self._attempts[version] >= self._config.max_attempts:
-            self._decisions.failed(version, champion=champion, reason=str(error), request=request)
+            self._decisions.record_failure(
+                version, champion=champion, reason=str(error), request=request
+            )
             del self._attempts[version]
 
     def _roll_back(self, champion: int) -> int:
@@ -313,7 +317,7 @@ class Controller:
         except (PromotionFailed, WeightsError) as error:
             self._decisions.answer_rollback(request, "failed", str(error))
             return champion
-        self._decisions.rolled_back(target, champion=champion, report=report_, request=request)
+        self._decisions.record_rollback(target, champion=champion, report=report_, request=request)
         return target
 
     def _rollback_target(self, request: Request, champion: int) -> int:
