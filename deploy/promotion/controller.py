@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from onlinerl.deploy import metrics
 from onlinerl.deploy.config import DeployConfig
 from onlinerl.deploy.gates.examiner import Examiner
-from onlinerl.deploy.gates.verdicts import GateResult, all_passed, missing_evidence, report
+from onlinerl.deploy.gates.verdicts import GateResult, missing_evidence, none_failed, report
 from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.protocol import (
@@ -111,7 +111,7 @@ class Controller:
         results = self._examiner.examine(version, champion=None)
         if results is None:
             return None
-        if not all_passed(results):
+        if not none_failed(results):
             raise WeightsError(f"the base model cannot serve: {results[0].detail}")
         manifest = self._publisher.publish(version, champion=None)
         swapped = self._fleet.swap(self._expectation(version), fallback=None)
@@ -222,7 +222,7 @@ class Controller:
                 return champion
             waits_for = self._waits_for(version, results, request)
             self._show(version, results, waits_for)
-            if not all_passed(results):
+            if not none_failed(results):
                 self._refuse(version, champion, results, request)
                 return champion
             if waits_for is not None:
@@ -250,8 +250,8 @@ class Controller:
     def _show(
         self, version: PolicyVersion, results: list[GateResult], waits_for: str | None
     ) -> None:
-        headline = "All gates let it pass." if all_passed(results) else "**Refused by its gates.**"
-        if all_passed(results) and waits_for is not None:
+        headline = "All gates let it pass." if none_failed(results) else "**Refused by its gates.**"
+        if none_failed(results) and waits_for is not None:
             headline = (
                 f"**Waits for a person** ({waits_for}): set the tag `{REVIEW}` to `approved` or"
                 f" `rejected`, or run `onlinerl promote {version.number}`."

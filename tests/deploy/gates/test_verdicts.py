@@ -5,10 +5,10 @@ import pytest
 from onlinerl.deploy.config import DriftGateConfig, PerplexityGateConfig, RewardGateConfig
 from onlinerl.deploy.gates.verdicts import (
     ScoredAnswer,
-    all_passed,
     drift_gate,
     estimate_reward,
     finite_gate,
+    none_failed,
     perplexity_gate,
     report,
     reward_gate,
@@ -124,8 +124,8 @@ def test_no_feedback_is_not_a_reward_of_zero() -> None:
 def test_skipped_does_not_stop_a_candidate_but_failed_does() -> None:
     skipped = drift_gate(k3=None, num_tokens=0, config=DriftGateConfig())
 
-    assert all_passed([finite_gate(num_nonfinite=0), skipped])
-    assert not all_passed([finite_gate(num_nonfinite=1), skipped])
+    assert none_failed([finite_gate(num_nonfinite=0), skipped])
+    assert not none_failed([finite_gate(num_nonfinite=1), skipped])
 
 
 def test_a_gate_that_is_off_is_recorded_as_skipped() -> None:
