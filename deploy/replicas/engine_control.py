@@ -203,9 +203,15 @@ class HttpEngineControl(EngineControl):
             "POST", "/inference/v1/generate", body, timeout_s=self._commit_timeout_s
         )
         positions = _member(answer, "prompt_logprobs")
-        assert isinstance(positions, list)
-        scored = zip(token_ids[1:], positions[1:], strict=True)
-        return [float(position[str(token_id)]["logprob"]) for token_id, position in scored]
+        if not isinstance(positions, list):
+            raise WeightsError(f"{self._url} answered without a list of logprobs: {positions!r}")
+        try:
+            scored = zip(token_ids[1:], positions[1:], strict=True)
+            return [float(position[str(token_id)]["logprob"]) for token_id, position in scored]
+        except (KeyError, TypeError, ValueError) as error:
+            raise WeightsError(
+                f"{self._url} did not answer with a logprob of every token: {error!r}"
+            ) from error
 
     def _workers(self, method: str, *args: str, timeout_s: float | None = None) -> object:
         body = {"method": method, "args": list(args)}
