@@ -71,7 +71,7 @@ def test_reward_difference_by_hand() -> None:
     assert estimate.snips == pytest.approx(2.0 / 2.5)
 
 
-def test_the_champion_itself_differs_by_nothing() -> None:
+def test_the_champion_does_not_differ_from_itself() -> None:
     answers = [answer(reward, weight=0.7, champion=0.7) for reward in (0.0, 1.0, 1.0)]
     estimate = estimate_reward(answers, max_weight=10, confidence=0.95)
 
@@ -128,7 +128,7 @@ def test_skipped_does_not_stop_a_candidate_but_failed_does() -> None:
     assert not none_failed([finite_gate(num_nonfinite=1), skipped])
 
 
-def test_a_gate_that_is_off_is_recorded_as_skipped() -> None:
+def test_a_disabled_gate_is_recorded_as_skipped() -> None:
     assert reward_gate([answer(1.0)] * 100, RewardGateConfig(enabled=False)).status == "skipped"
     off = DriftGateConfig(enabled=False)
     assert drift_gate(k3=9.0, num_tokens=999, config=off).status == "skipped"

@@ -88,7 +88,7 @@ def test_a_version_that_does_not_exist_is_named(
         commands(registry, Lease(tmp_path)).promote(9, actor="ada")
 
 
-def test_the_wait_has_an_end(tmp_path: Path) -> None:
+def test_the_wait_for_an_answer_is_bounded(tmp_path: Path) -> None:
     silent = MemoryRegistry()
     silent.add(tmp_path)
     with Lease(tmp_path), pytest.raises(ServiceUnavailable, match="did not answer within"):
@@ -96,7 +96,7 @@ def test_the_wait_has_an_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tag", [None, "nonsense", "{}"])
-def test_a_tag_that_is_no_request_is_none(tag: str | None) -> None:
+def test_a_tag_that_cannot_be_read_is_no_request(tag: str | None) -> None:
     assert open_request(tag, None) is None
 
 

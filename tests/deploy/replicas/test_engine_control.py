@@ -72,12 +72,12 @@ def test_logprobs_that_are_missing_are_an_error_that_a_swap_falls_back_from(
         engine.logprobs([5, 6])
 
 
-def test_a_page_of_a_proxy_is_no_engine(proxy: HttpEngineControl) -> None:
+def test_a_web_page_is_recognised_as_no_engine(proxy: HttpEngineControl) -> None:
     with pytest.raises(ServiceUnavailable, match="is no engine: it answered b'<html>We are"):
         proxy.status()
 
 
-def test_an_address_that_is_no_engine_holds_up_no_other(proxy: HttpEngineControl) -> None:
+def test_an_address_that_is_no_engine_does_not_block_the_others(proxy: HttpEngineControl) -> None:
     engine = MemoryEngineControl("good")
     engine.digests = {1: "one"}
     fleet = Fleet(

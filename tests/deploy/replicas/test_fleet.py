@@ -71,7 +71,7 @@ def test_the_version_id_follows_the_weights(
     assert stamp_for(workers, stamp, policy="assistant") == expected
 
 
-def test_a_swap_stages_pauses_applies_resumes_and_proves() -> None:
+def test_a_swap_stages_pauses_applies_resumes_and_verifies() -> None:
     engine = replica()
 
     report = fleet(engine).swap(expect(1), fallback=None)
@@ -177,7 +177,7 @@ def test_a_wrong_checksum_takes_the_version_back() -> None:
     assert engine.stamp() == "assistant/1"
 
 
-def test_what_cannot_go_back_is_taken_out_of_the_pool() -> None:
+def test_an_engine_without_a_fallback_is_withdrawn() -> None:
     engine = replica()
     ready = on_version_1(engine)
     engine.digests[2] = "another"
@@ -185,11 +185,11 @@ def test_what_cannot_go_back_is_taken_out_of_the_pool() -> None:
     with pytest.raises(PromotionFailed):
         ready.swap(expect(2), fallback=None)
     assert engine.stamp() == UNKNOWN
-    assert ready.not_on(2) == [engine]  # looked at again, and settled on version 2
+    assert ready.not_on(2) == [engine]  # polled again, and settled on version 2
     assert engine.stamp() == UNKNOWN
 
 
-def test_what_was_taken_out_serves_again_only_after_its_proof() -> None:
+def test_a_withdrawn_engine_serves_again_only_after_its_verification() -> None:
     engine = replica()
     ready = on_version_1(engine)
     engine.digests[2] = "another"
@@ -205,7 +205,7 @@ def test_what_was_taken_out_serves_again_only_after_its_proof() -> None:
     engine.digests[1] = "digest-1"
     ready.swap(expect(1), fallback=None)
 
-    assert during == [UNKNOWN]  # while it was proven
+    assert during == [UNKNOWN]  # while it was being verified
     assert engine.stamp() == "assistant/1"
 
 
@@ -221,7 +221,7 @@ class Watched(dict[int | None, list[float]]):
         return [-1.0, -1.0]
 
 
-def test_a_replica_that_was_on_a_refused_version_already_goes_back_as_well() -> None:
+def test_an_engine_that_held_a_refused_version_before_returns_too() -> None:
     early, late = replica("early"), replica("late")
     ready = on_version_1(early, late)
     ready.swap(expect(2), fallback=1, only=[early])  # the controller died after this
@@ -233,7 +233,7 @@ def test_a_replica_that_was_on_a_refused_version_already_goes_back_as_well() -> 
     assert early.stamp() == late.stamp() == "assistant/1"
 
 
-def test_one_that_is_away_does_not_take_the_others_out() -> None:
+def test_an_engine_that_is_away_does_not_withdraw_the_others() -> None:
     here, away = replica("here"), replica("away")
     ready = on_version_1(here, away)
     away.faults["checksum"] = ServiceUnavailable("away")
@@ -253,7 +253,7 @@ def test_one_that_is_away_does_not_take_the_others_out() -> None:
     assert (here.stamp(), away.stamp()) == ("assistant/1", UNKNOWN)
 
 
-def test_a_replica_that_is_there_is_proven_but_not_paused() -> None:
+def test_an_engine_on_the_version_is_verified_without_a_pause() -> None:
     engine = replica()
     ready = on_version_1(engine)
 
@@ -262,7 +262,7 @@ def test_a_replica_that_is_there_is_proven_but_not_paused() -> None:
     assert changes(engine) == ["checksum", "logprobs"]
 
 
-def test_a_replica_that_a_dead_controller_left_paused_goes_on_under_the_id_of_its_weights() -> None:
+def test_an_engine_left_paused_by_a_dead_controller_resumes_under_the_id_of_its_weights() -> None:
     engine = replica()
     ready = on_version_1(engine)
     engine.stage(Path("weights"), 2)
@@ -298,7 +298,7 @@ def test_a_restarted_engine_is_seeded_again() -> None:
     assert engine.stamp() == "assistant/1"
 
 
-def test_a_label_on_the_start_checkpoint_is_not_believed() -> None:
+def test_a_version_id_on_the_start_checkpoint_is_not_trusted() -> None:
     engine = replica()
     engine.set_stamp("assistant/3")
 
@@ -317,7 +317,7 @@ def test_an_engine_that_does_not_answer_is_left_alone() -> None:
     assert "stage" not in away.calls
 
 
-def test_no_engine_at_all_is_something_to_wait_for() -> None:
+def test_a_swap_without_any_engine_raises_service_unavailable() -> None:
     away = replica()
     away.faults["status"] = ServiceUnavailable("away")
 
