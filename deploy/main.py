@@ -199,9 +199,9 @@ def _loop(
             faults.add(reason)
             logger.exception("pass failed")
         else:
-            # While engines are away some passes end early and some do not: only a pass after
-            # which the policy serves as it should ends the streak.
-            if controller.status is None:
+            # While engines are away some passes end early and some do not: a pass that leaves the
+            # same trouble as the fault before it does not end the streak.
+            if controller.status != faults.trouble:
                 faults.clear()
             stop.wait(poll_s)
             continue

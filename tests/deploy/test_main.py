@@ -62,13 +62,13 @@ def test_repeated_faults_are_counted_and_slow_the_loop_down(
     tmp_path: Path, error: Exception
 ) -> None:
     stop = CountedWaits()
-    controller = ScriptedController(stop, *[error] * 5, None, error, "degraded")
+    controller = ScriptedController(stop, *[error] * 5, None, error, "being prepared", error)
     before = metrics.ERRORS._value.get()
 
     _loop(cast(Controller, controller), DeltaStore(str(tmp_path)), stop, poll_s=4.0)
 
-    assert stop.waits == [4.0, 8.0, 16.0, 30.0, 30.0, 4.0, 4.0, 4.0]
-    assert metrics.ERRORS._value.get() - before == 6
+    assert stop.waits == [4.0, 8.0, 16.0, 30.0, 30.0, 4.0, 4.0, 4.0, 4.0]
+    assert metrics.ERRORS._value.get() - before == 7
 
 
 def test_an_unexpected_fault_makes_the_process_unready_and_leaves_a_traceback(
