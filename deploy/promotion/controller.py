@@ -260,7 +260,7 @@ class Controller:
     def _describe(
         self, version: PolicyVersion, results: list[GateResult], review_reason: str | None
     ) -> None:
-        """Show the results on the version's page in the registry, once."""
+        """Show the results on the version's page in the registry, unless it does already."""
         headline = "No gate failed." if none_failed(results) else "**Refused: a gate failed.**"
         if none_failed(results) and review_reason is not None:
             headline = (
