@@ -23,8 +23,8 @@ from onlinerl.serving.api.openapi_parts import (
     text_content,
 )
 from onlinerl.serving.feedback.body import MAX_BATCH, FeedbackBody
-from onlinerl.serving.protocols.chat.protocol import ChatBody
-from onlinerl.serving.protocols.chat.text_completions import CompletionBody
+from onlinerl.serving.protocols.chat.body import ChatBody
+from onlinerl.serving.protocols.completions.body import CompletionBody
 from onlinerl.serving.protocols.messages.body import CountBody, MessagesBody
 from onlinerl.serving.protocols.responses.body import ResponsesBody
 

@@ -1,4 +1,4 @@
 """The exact tokens of earlier turns, so that the next turn extends them.
 
-Imports `interaction`.
+Imports `interaction` and `encoding`.
 """

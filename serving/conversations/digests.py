@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
+from onlinerl.serving.encoding.json import sorted_json
 from onlinerl.serving.interaction.request import Message, Tool
 
 _SIZE = 20
@@ -86,7 +87,7 @@ def tools_digest(tools: Sequence[Tool]) -> bytes:
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
         for tool in tools
     ]
-    return _join([json.dumps(described, sort_keys=True, separators=(",", ":")).encode()])
+    return _join([sorted_json(described).encode()])
 
 
 def canonical_json(text: str) -> str:
@@ -95,7 +96,7 @@ def canonical_json(text: str) -> str:
         value = json.loads(text, parse_float=_number)
     except (ValueError, RecursionError):
         return text
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return sorted_json(value)
 
 
 def _number(text: str) -> float:

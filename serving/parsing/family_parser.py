@@ -1,11 +1,10 @@
 """Reads answers of a family: text as it comes, calls by the family's own parser at the end."""
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from onlinerl.serving.encoding.json import read_json_text
+from onlinerl.serving.encoding.json import read_json_text, unescaped_json
 from onlinerl.serving.interaction.request import ToolCall
 from onlinerl.serving.parsing.family_markup import ChannelMarkup, FamilyMarkup
 from onlinerl.serving.parsing.family_splitter import ChannelSplitter, HeldCallsSplitter
@@ -136,7 +135,7 @@ def _arguments(parsed: object) -> str | None:
     if parsed is None:
         return "{}"
     try:
-        text = parsed if isinstance(parsed, str) else json.dumps(parsed, ensure_ascii=False)
+        text = parsed if isinstance(parsed, str) else unescaped_json(parsed)
         return text if isinstance(read_json_text(text), dict) else None
     except (ValueError, RecursionError):
         return None

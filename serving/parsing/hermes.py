@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onlinerl.serving.encoding.json import read_json_text
+from onlinerl.serving.encoding.json import read_json_text, unescaped_json
 
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
@@ -38,7 +38,7 @@ Turn = Mapping[str, str]
 
 def with_tools(system: str, tools: Sequence[Mapping[str, object]]) -> str:
     """A system message that also describes `tools` (OpenAI's form)."""
-    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    lines = "\n".join(unescaped_json(tool) for tool in tools)
     block = f"{_HEADER}{lines}{_FOOTER}"
     return f"{system}\n\n{block}" if system else block
 
@@ -46,8 +46,7 @@ def with_tools(system: str, tools: Sequence[Mapping[str, object]]) -> str:
 def with_calls(content: str, calls: Sequence[tuple[str, str]]) -> str:
     """An assistant's text and its calls: names with the JSON text of their arguments."""
     blocks = [
-        f'{CALL_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, '
-        f'"arguments": {arguments}}}\n{CALL_CLOSE}'
+        f'{CALL_OPEN}\n{{"name": {unescaped_json(name)}, "arguments": {arguments}}}\n{CALL_CLOSE}'
         for name, arguments in calls
     ]
     return "\n".join([content, *blocks] if content else blocks)

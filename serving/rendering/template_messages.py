@@ -3,11 +3,10 @@
 Every text of the caller is passed through `ControlTokens`, so that none of it becomes control.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from onlinerl.serving.encoding.json import read_json_text
+from onlinerl.serving.encoding.json import read_json_text, unescaped_json
 from onlinerl.serving.interaction.request import Conversation, Message, Tool, ToolCall
 from onlinerl.serving.parsing import hermes
 from onlinerl.serving.tokens.control_tokens import ControlTokens
@@ -87,7 +86,7 @@ def _hermes(message: Message, control: ControlTokens) -> TemplateMessage:
 
 def _arguments_text(call: ToolCall) -> str:
     arguments = arguments_object(call)
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return arguments if isinstance(arguments, str) else unescaped_json(arguments)
 
 
 def _native(message: Message, names: dict[str, str], control: ControlTokens) -> TemplateMessage:

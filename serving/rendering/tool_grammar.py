@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from onlinerl.errors import RequestRefused
+from onlinerl.serving.encoding.json import unescaped_json
 from onlinerl.serving.interaction.request import Tool, ToolChoice
 
 Format = Mapping[str, object]
@@ -189,7 +190,7 @@ def _within_text(
 
 
 def _call(form: CallForm, tool: Tool, tokens: Tokens) -> Format:
-    names = {"name": tool.name, "json_name": json.dumps(tool.name, ensure_ascii=False)}
+    names = {"name": tool.name, "json_name": unescaped_json(tool.name)}
     arguments: list[Format] = [
         {
             "type": "json_schema",

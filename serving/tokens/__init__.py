@@ -1,4 +1,4 @@
 """Text to token ids and back, with the control tokens of a template kept apart.
 
-Imports `interaction`.
+Imports `interaction` and `encoding`.
 """

@@ -5,12 +5,12 @@ token becomes a mark that no caller can guess. When the prompt is tokenized, `To
 marks back into plain text.
 """
 
-import json
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 
 from onlinerl.errors import RequestRefused
+from onlinerl.serving.encoding.json import unescaped_json
 
 
 class ControlTokens:
@@ -25,7 +25,7 @@ class ControlTokens:
         self._index = {text: number for number, text in enumerate(self._texts)}
         self.spelled = _any_of(self._texts)
         """Matches the spelling of a control token; of several that begin together the longest."""
-        self._spelled_in_json = _any_of([_plain_json(text)[1:-1] for text in self._texts])
+        self._spelled_in_json = _any_of([unescaped_json(text)[1:-1] for text in self._texts])
         self._nonce = str(secrets.randbits(96))
         self._marked = re.compile(f"\ue000{self._nonce}\ue002([0-9]+)\ue001")
         # As it is, or as `repr` and JSON write it.
@@ -46,7 +46,9 @@ class ControlTokens:
 
     def hide_json(self, value: object) -> object:
         """`hide_all`, without a copy in the usual case that there is nothing to hide."""
-        return self.hide_all(value) if self._spelled_in_json.search(_plain_json(value)) else value
+        return (
+            self.hide_all(value) if self._spelled_in_json.search(unescaped_json(value)) else value
+        )
 
     def holds_marks(self, text: str) -> bool:
         """Whether something is hidden in `text`."""
@@ -81,7 +83,3 @@ class ControlTokens:
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
     # Without control tokens, a pattern that matches nothing.
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-
-
-def _plain_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -20,9 +20,13 @@ from onlinerl.serving.interaction.request import (
     Tool,
     ToolChoice,
 )
-from onlinerl.serving.protocols.messages.blocks import sign
-from onlinerl.serving.protocols.messages.output import ContentBlocks
-from onlinerl.serving.protocols.messages.protocol import MessagesWire, MessagesWriter, read_counted
+from onlinerl.serving.protocols.messages.messages import sign
+from onlinerl.serving.protocols.messages.output_blocks import ContentBlocks
+from onlinerl.serving.protocols.messages.protocol import (
+    MessagesWire,
+    MessagesWriter,
+    read_count_request,
+)
 from tests.serving.protocol_cases import (
     SOURCE,
     WEATHER,
@@ -310,12 +314,12 @@ def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
 
 
 def test_counting_reads_what_shapes_a_prompt_and_nothing_else() -> None:
-    counted = read_counted({"model": "m", "messages": USER, "tools": [TOOL]})
+    counted = read_count_request({"model": "m", "messages": USER, "tools": [TOOL]})
 
     assert isinstance(counted.prompt, Conversation)
     assert (counted.model, len(counted.prompt.tools)) == ("m", 1)
     with pytest.raises(RequestRefused, match="max_tokens"):
-        read_counted({"model": "m", "messages": USER, "max_tokens": 5})
+        read_count_request({"model": "m", "messages": USER, "max_tokens": 5})
 
 
 @st.composite

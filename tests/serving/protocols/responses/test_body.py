@@ -161,4 +161,4 @@ def test_json_formats(text: dict[str, Any], expected: JsonFormat | None) -> None
     ],
 )
 def test_logprobs_are_shown_to_who_asks(body: dict[str, Any], alternatives: int | None) -> None:
-    assert read(**body).wants_logprobs == alternatives
+    assert read(**body).num_alternatives == alternatives

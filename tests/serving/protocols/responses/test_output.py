@@ -11,10 +11,10 @@ from onlinerl.rollout_store.schema import Sampling
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.pieces import Piece, TokenLogprob
 from onlinerl.serving.interaction.request import Conversation, Message
+from onlinerl.serving.protocols.responses.output import ResponsesWriter
 from onlinerl.serving.protocols.responses.protocol import ResponsesWire
-from onlinerl.serving.protocols.responses.response import ResponsesRequest
+from onlinerl.serving.protocols.responses.request import ResponsesRequest
 from onlinerl.serving.protocols.responses.store import MemoryResponseStore
-from onlinerl.serving.protocols.responses.stream import ResponsesWriter
 from tests.serving.protocol_cases import (
     SOURCE,
     called,
@@ -35,7 +35,7 @@ def asked_exchange(*, sealed: bool = False) -> Exchange:
         model="assistant",
         prompt=Conversation(messages=(Message(role="user", content="Hi"),)),
         sampling=Sampling(temperature=0.5, max_tokens=9),
-        given=(),
+        input_items=(),
         previous=None,
         store=True,
         sealed=sealed,

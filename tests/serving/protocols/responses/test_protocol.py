@@ -9,7 +9,7 @@ from onlinerl.serving.interaction.exchange import Lineage
 from onlinerl.serving.interaction.pieces import Outcome
 from onlinerl.serving.interaction.request import Message, ToolCall
 from onlinerl.serving.protocols.responses.protocol import ResponsesWire
-from onlinerl.serving.protocols.responses.response import ResponsesRequest
+from onlinerl.serving.protocols.responses.request import ResponsesRequest
 from onlinerl.serving.protocols.responses.store import MemoryResponseStore, StoredResponse
 from tests.serving.protocol_cases import (
     WEATHER,
@@ -62,7 +62,7 @@ async def serve(
         lineage=Lineage(session_id="session-7"),
         user="hash-of-ann" if request.user else None,
     )
-    await wire.ended(served, [answer])
+    await wire.keep(served, [answer])
     return request
 
 
@@ -160,7 +160,7 @@ async def test_what_cannot_be_gone_on_from_is_refused(
     headers = {} if consent is None else {"x-onlinerl-consent": consent}
     request = await wire.read(asked({"model": "m", **body}, headers=headers, tenant=tenant))
     served = exchange(request, caller=caller(tenant=tenant))
-    await wire.ended(served, [outcome(said("A"))])
+    await wire.keep(served, [outcome(said("A"))])
     more = {"model": "m", "input": "Two", "previous_response_id": f"resp_{FIRST}"}
 
     with pytest.raises(RequestRefused, match="no stored response") as caught:

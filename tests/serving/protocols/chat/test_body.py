@@ -14,7 +14,7 @@ from onlinerl.serving.interaction.request import (
     ToolCall,
     ToolChoice,
 )
-from onlinerl.serving.protocols.chat.protocol import read_chat
+from onlinerl.serving.protocols.chat.protocol import read_request
 
 USER = {"role": "user", "content": "Hi"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -31,7 +31,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Sunny"}
 
 def parse(**changes: Any) -> Request:
     body = {"model": "assistant", "messages": [USER], **changes}
-    return read_chat(body, config=GatewayConfig(limits=LimitsConfig(max_choices=4)))
+    return read_request(body, config=GatewayConfig(limits=LimitsConfig(max_choices=4)))
 
 
 def conversation(**changes: Any) -> Conversation:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onlinerl.errors import RequestRefused
 from onlinerl.serving.interaction.pieces import Piece
 from onlinerl.serving.interaction.request import Message, ToolCall
-from onlinerl.serving.protocols.messages.blocks import messages_of, sign
-from onlinerl.serving.protocols.messages.output import ContentBlocks
+from onlinerl.serving.protocols.messages.messages import messages_of, sign
+from onlinerl.serving.protocols.messages.output_blocks import ContentBlocks
 from tests.serving.protocol_cases import called, outcome, said, thought
 
 USE = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Bern"}}

@@ -7,7 +7,8 @@ from onlinerl.serving.config import GatewayConfig, SamplingDefaults
 from onlinerl.serving.interaction.engine import TopLogprob
 from onlinerl.serving.interaction.pieces import TokenLogprob
 from onlinerl.serving.interaction.request import RawPrompt, Request
-from onlinerl.serving.protocols.chat.text_completions import LegacyLogprobs, read_completion
+from onlinerl.serving.protocols.completions.output import LegacyLogprobs
+from onlinerl.serving.protocols.completions.protocol import read_request
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from tests.serving.world import Caller, World, ask, make_world, speak
 
@@ -19,7 +20,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def parse(**changes: Any) -> Request:
-    return read_completion(body(**changes), config=GatewayConfig())
+    return read_request(body(**changes), config=GatewayConfig())
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_sixteen_tokens_are_sampled_where_nobody_says_how_many() -> None:
     assert parse().sampling.max_tokens == 16
     assert parse(max_tokens=3).sampling.max_tokens == 3
     told = GatewayConfig(sampling=SamplingDefaults(max_tokens=7))
-    assert read_completion(body(), config=told).sampling.max_tokens == 7
+    assert read_request(body(), config=told).sampling.max_tokens == 7
 
 
 def test_token_offsets_count_characters_over_all_pieces() -> None:
