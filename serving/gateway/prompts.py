@@ -161,7 +161,7 @@ class Prompts:
             for message in conversation.messages[: match.num_messages - 1]
         ]
         asked = replace(conversation, messages=tuple(answered))
-        return self._renderer.is_told_alike(asked, thinking=match.turn.thinking)
+        return self._renderer.is_same_prompt(asked, thinking=match.turn.thinking)
 
     def _fits(self, request: Request, num_prompt: int) -> bool:
         """Whether the model has room for a prompt and what is to be sampled."""

@@ -35,6 +35,11 @@ class GatewayMetrics:
             ("kind", POLICY_VERSION),
             registry=registry,
         )
+        self.unparsed_calls = Counter(
+            "onlinerl_gateway_unparsed_calls",
+            "Answers whose calls the family's parser could not read; they are shown as text.",
+            registry=registry,
+        )
         self.untrainable = Counter(
             "onlinerl_gateway_untrainable",
             "Interactions that are logged but cannot be learned from.",

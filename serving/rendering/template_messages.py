@@ -1,6 +1,6 @@
-"""Conversations in the form that chat templates read.
+"""Conversations as the dictionaries that chat templates read.
 
-Every text of the caller is passed through `ControlTokens`, so that none of it becomes control.
+Every text of the caller passes through `ControlTokens`, so that none of it becomes a control token.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ TemplateMessage = dict[str, object]
 
 
 def tool_specs(tools: Sequence[Tool]) -> list[Mapping[str, object]]:
-    """OpenAI's form of tools, which templates and renderers read."""
+    """Tools in OpenAI's form, which templates and renderers read."""
     return [
         {
             "type": "function",
@@ -30,7 +30,7 @@ def tool_specs(tools: Sequence[Tool]) -> list[Mapping[str, object]]:
 
 
 def hidden_specs(tools: Sequence[Tool], control: ControlTokens) -> list[Mapping[str, object]]:
-    """`tool_specs` without control tokens."""
+    """`tool_specs` with control tokens hidden."""
     hidden = control.hide_json(tool_specs(tools))
     assert isinstance(hidden, list)
     return hidden
@@ -60,7 +60,7 @@ def hermes_messages(
 
 
 def arguments_object(call: ToolCall) -> object:
-    """The arguments of a call, parsed; the text itself when it is not JSON."""
+    """The arguments of a call, parsed; the text itself if it is not JSON."""
     try:
         return read_json_text(call.arguments)
     except ValueError:

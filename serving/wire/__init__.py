@@ -1,4 +1,4 @@
-"""What every protocol implements and shares: the seam, checks of a body, the error envelope.
+"""What protocols implement and share: the seam, checks of a body, tools, the error envelope.
 
 Imports `interaction` and `encoding`.
 """

@@ -1,5 +1,6 @@
 """What the parser of a family reports is what a caller sees, whatever the family."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from onlinerl.serving.interaction.request import Conversation, Message, Tool
 from onlinerl.serving.parsing.family_markup import TagMarkup
 from onlinerl.serving.parsing.family_parser import Parse, family_parser
 from onlinerl.serving.parsing.output_parser import AnswerParser
-from onlinerl.serving.parsing.tagged_text import Expected
+from onlinerl.serving.parsing.tagged_text import AnswerFeatures
 from onlinerl.serving.tokens.codec import TokenCodec
 from tests.serving.families import family_renderer
 from tests.serving.small_tokenizers import small_tokenizer
@@ -26,15 +27,18 @@ def answer(text: str, *attempts: ParsedToolCall) -> AnswerParser:
     return parsed(text, lambda _: ParsedResponse(content="", tool_calls=list(attempts)))
 
 
-def parsed(text: str, parse: Parse) -> AnswerParser:
+def parsed(
+    text: str, parse: Parse, on_parse_failure: Callable[[], None] = lambda: None
+) -> AnswerParser:
     parser = family_parser(
         CODEC,
         TagMarkup(),
-        Expected(reasoning=True, tools=True),
+        AnswerFeatures(reasoning=True, tools=True),
         end_ids=frozenset({END}),
         parse=parse,
         choice_index=0,
         stops=(),
+        on_parse_failure=on_parse_failure,
     )
     for token_id in CODEC.tokenize(text):
         parser.push(token_id)
@@ -132,8 +136,12 @@ def test_what_the_family_cannot_parse_is_the_text_that_it_is(
     def fail(_: list[int]) -> ParsedResponse:
         raise error("canary")
 
-    parser = parsed("Hi <tool_call>x</tool_call>!<|end|>", fail)
+    failures: list[None] = []
+    parser = parsed(
+        "Hi <tool_call>x</tool_call>!<|end|>", fail, on_parse_failure=lambda: failures.append(None)
+    )
 
+    assert len(failures) == 1
     assert parser.content == "Hi <tool_call>x</tool_call>!"
     assert parser.tool_calls == ()
     assert error.__name__ in str([vars(record) for record in caplog.records])

@@ -12,8 +12,8 @@ from onlinerl.errors import ConfigError, RequestRefused
 from onlinerl.serving.interaction.request import Conversation, Message, Tool, ToolCall
 from onlinerl.serving.parsing.family_markup import ChannelMarkup, markup_of
 from onlinerl.serving.parsing.family_splitter import ChannelSplitter
-from onlinerl.serving.parsing.output_parser import AnswerParser, Part, Said, Thought
-from onlinerl.serving.parsing.tagged_text import Expected
+from onlinerl.serving.parsing.output_parser import AnswerParser, Part, ReasoningPart, TextPart
+from onlinerl.serving.parsing.tagged_text import AnswerFeatures
 from onlinerl.serving.rendering.families import detect_family
 from onlinerl.serving.rendering.family_renderer import FamilyRenderer
 from tests.serving.families import FAMILIES, family_renderer, family_text
@@ -428,11 +428,11 @@ def test_a_switch_that_is_written_into_a_message_tells_prompts_apart(
     renderer = family_renderer(name)
     asked = talk(system("s"), user("a"), assistant("b"), user("c"), thinking=True)
 
-    assert renderer.is_told_alike(asked, thinking=False) is alike
+    assert renderer.is_same_prompt(asked, thinking=False) is alike
 
 
 def test_a_switch_that_a_family_does_not_have_tells_prompts_apart() -> None:
-    assert not family_renderer("llama-3").is_told_alike(chat("a"), thinking=True)
+    assert not family_renderer("llama-3").is_same_prompt(chat("a"), thinking=True)
 
 
 def test_what_a_family_cannot_write_is_the_callers_error() -> None:
@@ -471,16 +471,20 @@ def harmony(text: str, *, tools: bool = True, cuts: bool = False) -> list[Part]:
     markup = markup_of("gpt-oss")
     assert isinstance(markup, ChannelMarkup)
     splitter = ChannelSplitter(
-        Expected(reasoning=True, opened=True, tools=tools),
+        AnswerFeatures(reasoning=True, starts_reasoning=True, tools=tools),
         markup,
         read_calls=lambda held: [ToolCall(id="1", name="held", arguments=held)],
     )
     parts = [part for piece in (text if cuts else [text]) for part in splitter.push(piece)]
     parts = [*parts, *splitter.end()]
-    said = "".join(part.text for part in parts if isinstance(part, Said))
-    thought = "".join(part.text for part in parts if isinstance(part, Thought))
+    said = "".join(part.text for part in parts if isinstance(part, TextPart))
+    thought = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
     calls = [part for part in parts if isinstance(part, ToolCall)]
-    return [*([Thought(thought)] if thought else []), *([Said(said)] if said else []), *calls]
+    return [
+        *([ReasoningPart(thought)] if thought else []),
+        *([TextPart(said)] if said else []),
+        *calls,
+    ]
 
 
 @pytest.mark.parametrize("cuts", [False, True])
@@ -489,14 +493,14 @@ def test_channels_are_told_apart_by_their_headers(cuts: bool) -> None:
     tool = f"{start}<|channel|>commentary to=functions.f<|constrain|>json<|message|>{{}}<|call|>"
 
     assert harmony(f"hm<|end|>{start}<|channel|>final<|message|>Hi <b><|return|>", cuts=cuts) == [
-        Thought("hm"),
-        Said("Hi <b>"),
+        ReasoningPart("hm"),
+        TextPart("Hi <b>"),
     ]
     assert harmony(f"hm<|end|>{tool}", cuts=cuts) == [
-        Thought("hm"),
+        ReasoningPart("hm"),
         ToolCall(id="1", name="held", arguments=tool),
     ]
-    assert harmony("hm", cuts=cuts) == [Thought("hm")]
+    assert harmony("hm", cuts=cuts) == [ReasoningPart("hm")]
     assert harmony(f"<|end|>{tool}", tools=False, cuts=cuts) == [
-        Said(tool.removesuffix("<|call|>"))
+        TextPart(tool.removesuffix("<|call|>"))
     ]

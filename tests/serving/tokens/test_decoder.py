@@ -158,7 +158,7 @@ def character_of(byte: int) -> str:
 def found(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
     finder = StopFinder(stops)
     shown = [finder.push(piece) for piece in pieces]
-    return "".join([*shown, finder.flush()]), finder.found
+    return "".join([*shown, finder.flush()]), finder.match
 
 
 @pytest.mark.parametrize(
