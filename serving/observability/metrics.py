@@ -70,6 +70,11 @@ class GatewayMetrics:
             "1 while the keys file cannot be used and the keys are those of before.",
             registry=registry,
         )
+        self.keys_failures = Counter(
+            "onlinerl_gateway_keys_failures",
+            "Attempts to read the keys file that failed.",
+            registry=registry,
+        )
         self.limited = Counter(
             "onlinerl_gateway_limited",
             "Requests refused with 429, by limit: in_flight, key_in_flight, requests or tokens.",

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add(path, "a")
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match="two have the name 'a'"):
+    with pytest.raises(ConfigError, match="two API keys have the name 'a'"):
         add(path, "a")
     with pytest.raises(ZeroDivisionError):
         _clear_and_fail(path)
@@ -131,7 +132,7 @@ class Watched:
         )
 
     def knows(self, name: str) -> bool:
-        self.watcher.look()
+        self.watcher.check()
         try:
             return self.ring.identify(f"Bearer {name}").name == name
         except RequestRefused:
@@ -213,3 +214,32 @@ def test_a_file_that_did_not_change_is_not_read_again(
 
     monkeypatch.setattr(keys_watcher_module, "load_keys", read)
     assert (before, watched.knows("a"), watched.fault) == (True, True, 0)
+
+
+async def test_a_fault_that_repeats_is_counted_and_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.json"
+    add(path, "a")
+    watched = Watched(path)
+    waits: list[float] = []
+
+    def fail(_: Path) -> tuple[ApiKeyConfig, ...]:
+        raise TypeError("a bug")
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+        if len(waits) == 5:
+            monkeypatch.setattr(keys_watcher_module, "load_keys", load_keys)
+        if len(waits) == 6:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(keys_watcher_module, "load_keys", fail)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await watched.watcher.watch()
+
+    failures = watched.metrics.registry.get_sample_value("onlinerl_gateway_keys_failures_total")
+    logged = [record for record in caplog.records if record.exc_info]
+    assert (waits, failures, len(logged)) == ([1, 1, 2, 4, 8, 1], 4, 1)
+    assert (watched.fault, watched.knows("a")) == (0, True)

@@ -21,12 +21,9 @@ from onlinerl.serving.interaction.request import (
     ToolChoice,
 )
 from onlinerl.serving.protocols.messages.messages import sign
+from onlinerl.serving.protocols.messages.output import MessagesWriter
 from onlinerl.serving.protocols.messages.output_blocks import ContentBlocks
-from onlinerl.serving.protocols.messages.protocol import (
-    MessagesWire,
-    MessagesWriter,
-    read_count_request,
-)
+from onlinerl.serving.protocols.messages.protocol import MessagesWire, read_count_request
 from tests.serving.protocol_cases import (
     SOURCE,
     WEATHER,
