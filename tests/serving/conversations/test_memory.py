@@ -24,8 +24,8 @@ def turn(name: str = "i1", *, session_id: str = "s1", num_tokens: int = 3) -> Tu
         token_ids=array("i", range(num_tokens)),
         thinking=None,
         consent="train",
-        whole=True,
-        logged=True,
+        is_whole=True,
+        is_logged=True,
     )
 
 
