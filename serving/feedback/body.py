@@ -73,7 +73,7 @@ class FeedbackBody(BaseModel):
     choice_index: int | None = Field(default=None, ge=0, le=_MAX_INDEX)
     """One choice of several; every one when absent."""
     metric: str = Field(min_length=1, max_length=128)
-    """What is judged."""
+    """Name of the judgement, e.g. `accepted`."""
     value: float | None = Field(default=None)
     """The judgement; true is 1, false is 0."""
     source: FeedbackSource = "user"

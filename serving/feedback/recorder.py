@@ -36,14 +36,14 @@ class _Feedback:
     feedback_id: str
     """The caller's own id."""
     digest: bytes
-    """Of the body."""
+    """SHA-256 of the body."""
     event: FeedbackEvent
 
 
 @dataclass(frozen=True)
 class _Recent:
     digest: bytes
-    """Of the body."""
+    """SHA-256 of the body."""
     stored: "asyncio.Future[None]"
 
 

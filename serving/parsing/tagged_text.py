@@ -29,7 +29,7 @@ class Markers:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerFeatures:
-    """What one answer may hold in addition to text."""
+    """The parts that one answer may hold in addition to text."""
 
     reasoning: bool = False
     """Whether the model may reason."""

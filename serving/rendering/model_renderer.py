@@ -12,7 +12,7 @@ from onlinerl.serving.tokens.codec import RendererHash, TokenCodec
 
 
 class ModelRenderer(Renderer):
-    """What every renderer does in the same way. A subclass adds its own end tokens to `_end_ids`.
+    """The methods that all renderers share. A subclass adds its own end tokens to `_end_ids`.
 
     Args:
         text: Tokenizer, template and end tokens of the model.

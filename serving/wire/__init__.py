@@ -1,4 +1,4 @@
-"""What protocols implement and share: the seam, checks of a body, tools, the error envelope.
+"""The seam that every protocol implements, and the checks and envelopes that protocols share.
 
 Imports `interaction` and `encoding`.
 """

@@ -25,6 +25,6 @@ def error_body(error: RequestRefused | EngineFailed) -> Body:
     message = error.message if is_named else f"{param}: {error.message}"
     body: Body = {"type": _KINDS.get(error.status, kind), "message": message}
     if param == _THREAD:
-        # Anthropic's tool runner asks for a thread first; told so, it goes on without one.
+        # Anthropic's tool runner asks for a thread first; after this error it does without one.
         body["details"] = {"error_code": "thread_unsupported_request", "unsupported": [_THREAD]}
     return {"type": "error", "error": body}

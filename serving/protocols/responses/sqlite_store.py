@@ -164,7 +164,7 @@ def forget_user(
         path: File of a gateway, which may be running; a missing file holds no responses.
         tenant: Tenant of the user.
         user: Keyed hash of the user.
-        sessions: Sessions whose responses are deleted too, whoever their user is.
+        sessions: Sessions whose responses are deleted too, for any user.
         timeout_s: Seconds to wait for another writer.
 
     Raises:

@@ -81,7 +81,7 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
         ('{"keys": [{"name": "a", "sha256": "orl-plain"}]}', "0.sha256"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_without_its_content(
+def test_an_error_names_the_fault_of_a_file_without_its_content(
     tmp_path: Path, text: str, words: str
 ) -> None:
     path = tmp_path / "keys.json"
@@ -109,7 +109,7 @@ def test_a_key_pasted_into_the_environment_is_refused_and_not_repeated(text: str
     assert "orl-plain" not in str(caught.value)
 
 
-def test_two_who_change_the_file_at_once_do_not_lose_a_key(tmp_path: Path) -> None:
+def test_two_simultaneous_changes_lose_no_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     with changing_keys(path) as keys:
         with pytest.raises(LeaseHeld, match="try again"):
@@ -121,7 +121,7 @@ def test_two_who_change_the_file_at_once_do_not_lose_a_key(tmp_path: Path) -> No
 
 
 class Watched:
-    """A keyring over a file, and what it says."""
+    """A keyring that is filled from a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -157,7 +157,7 @@ def test_a_running_gateway_takes_new_keys_and_refuses_revoked_ones(tmp_path: Pat
     assert (watched.knows("b"), watched.knows("fixed")) == (False, True)
 
 
-def test_a_file_that_went_wrong_changes_nothing_and_is_told(tmp_path: Path) -> None:
+def test_a_broken_file_changes_nothing_and_sets_the_metric(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add(path, "a")
     watched = Watched(path)
@@ -169,7 +169,7 @@ def test_a_file_that_went_wrong_changes_nothing_and_is_told(tmp_path: Path) -> N
     assert (watched.knows("a"), watched.knows("b"), watched.fault) == (False, True, 0)
 
 
-def test_a_key_of_the_file_that_is_configured_too_changes_nothing(tmp_path: Path) -> None:
+def test_a_file_with_a_configured_key_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     watched = Watched(path)
     add(path, "fixed")

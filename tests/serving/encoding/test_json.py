@@ -16,7 +16,7 @@ JSON = st.recursive(
 
 
 @given(value=JSON, ascii_only=st.booleans())
-def test_what_is_json_is_read(value: object, ascii_only: bool) -> None:
+def test_json_is_read(value: object, ascii_only: bool) -> None:
     assert read_json_text(json.dumps(value, ensure_ascii=ascii_only)) == value
 
 
@@ -33,7 +33,7 @@ def test_what_is_json_is_read(value: object, ascii_only: bool) -> None:
         ("{} {}", "Extra data"),
     ],
 )
-def test_what_others_cannot_read_is_refused(text: str, why: str) -> None:
+def test_json_that_other_readers_refuse_is_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         read_json_text(text)
 

@@ -86,7 +86,7 @@ def made(n: int = 0, arguments: str = '{"city": "Paris"}') -> ToolCall:
         ("", []),
     ],
 )
-def test_answers_are_told_apart(text: str, parts: list[Part]) -> None:
+def test_answers_are_split_into_text_reasoning_and_calls(text: str, parts: list[Part]) -> None:
     assert read([text]) == parts
     assert read(list(text)) == parts
 
@@ -113,7 +113,7 @@ def test_answers_are_told_apart(text: str, parts: list[Part]) -> None:
         "<<<tool_call",
     ],
 )
-def test_what_is_no_call_is_shown_as_it_is(text: str) -> None:
+def test_malformed_calls_are_shown_as_text(text: str) -> None:
     assert read([text]) == [TextPart(text)]
     assert read(list(text)) == [TextPart(text)]
 
@@ -226,7 +226,7 @@ def test_without_calls_and_reasoning_all_text_is_shown(pieces: list[str]) -> Non
 
 @given(pieces=texts_in_pieces())
 def test_nothing_vanishes_but_markup_and_the_space_around_it(pieces: list[str]) -> None:
-    """Calls written out again and all space left out, the text is there as it was."""
+    """The parts, with calls spelled again and without white space, give the whole text."""
     shown = "".join(
         written(part) if isinstance(part, ToolCall) else part.text
         for part in read(pieces, AnswerFeatures(tools=True))
@@ -326,7 +326,7 @@ def test_ids_of_calls_differ() -> None:
     assert len(first) == len("call_") + 24
 
 
-def test_without_reasoning_there_is_none(chatml: TemplateRenderer) -> None:
+def test_an_answer_without_reasoning_has_none(chatml: TemplateRenderer) -> None:
     parser, _ = answer(chatml, chatml.tokenize("Hi"))
 
     assert parser.reasoning is None
@@ -359,7 +359,7 @@ def test_a_raw_prompt_is_answered_with_plain_text(chatml: TemplateRenderer) -> N
         ("a <tool_call", "_call", "a <tool"),
     ],
 )
-def test_a_stop_string_cuts_what_was_sampled(
+def test_a_stop_string_cuts_sampled_text_and_markup(
     chatml: TemplateRenderer, text: str, stop: str, content: str
 ) -> None:
     """The engine looks for it in the sampled text, markup included; a cut call is text."""

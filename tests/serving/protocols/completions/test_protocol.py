@@ -46,7 +46,7 @@ async def complete(world: World, **changes: Any) -> Caller:
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         parse(**changes)
 
@@ -89,13 +89,13 @@ def test_one_prompt_is_text_or_token_ids(given: object, prompt: RawPrompt) -> No
     assert parse(prompt=given).prompt == prompt
 
 
-def test_values_that_ask_for_nothing_are_allowed() -> None:
+def test_values_without_effect_are_accepted() -> None:
     nothing = parse(echo=False, suffix=None, best_of=1, frequency_penalty=0, logit_bias={}, n=1)
 
     assert nothing == parse()
 
 
-def test_sixteen_tokens_are_sampled_where_nobody_says_how_many() -> None:
+def test_sixteen_tokens_are_sampled_by_default() -> None:
     assert parse().sampling.max_tokens == 16
     assert parse(max_tokens=3).sampling.max_tokens == 3
     told = GatewayConfig(sampling=SamplingDefaults(max_tokens=7))

@@ -104,7 +104,7 @@ def test_a_result_that_is_an_error_says_so() -> None:
         ({"type": "text"}, "text"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(block: dict[str, Any], param: str) -> None:
+def test_unreadable_parts_are_refused_by_name(block: dict[str, Any], param: str) -> None:
     assert refusal(user(block)).param == f"messages.0.content.0.{param}"
 
 

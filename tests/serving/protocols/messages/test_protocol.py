@@ -155,7 +155,7 @@ async def test_a_schema_of_the_output_is_a_format() -> None:
         {"tools": [{**TOOL, "eager_input_streaming": True}]},
     ],
 )
-async def test_what_asks_for_nothing_is_let_through(body: dict[str, Any]) -> None:
+async def test_values_without_effect_are_accepted(body: dict[str, Any]) -> None:
     assert (await read(**body)).model == "assistant"
 
 
@@ -187,7 +187,7 @@ async def test_what_asks_for_nothing_is_let_through(body: dict[str, Any]) -> Non
         ({"top_k": -1}, "top_k"),
     ],
 )
-async def test_what_is_not_supported_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+async def test_unsupported_parameters_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     assert (await refusal(**body)).param == param
 
 
@@ -247,7 +247,7 @@ def test_a_whole_answer_has_the_same_blocks() -> None:
     assert message["usage"] == {"input_tokens": 3, "output_tokens": 7}
 
 
-def test_an_event_stays_as_it_was_when_its_block_goes_on() -> None:
+def test_an_event_does_not_change_with_its_block() -> None:
     blocks = ContentBlocks()
     (started, _) = blocks.add(said("Click"))
     blocks.close()
@@ -310,7 +310,7 @@ def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
     }
 
 
-def test_counting_reads_what_shapes_a_prompt_and_nothing_else() -> None:
+def test_counting_accepts_only_parameters_that_shape_the_prompt() -> None:
     counted = read_count_request({"model": "m", "messages": USER, "tools": [TOOL]})
 
     assert isinstance(counted.prompt, Conversation)
@@ -360,7 +360,7 @@ def test_a_streamed_answer_is_the_whole_one_in_blocks_of_one_kind(pieces: Sequen
 
 
 def add(block: dict[str, Any], change: dict[str, Any], inputs: list[str]) -> None:
-    """What a client does with a delta."""
+    """Apply a delta as a client does."""
     kind = change["type"]
     if kind == "input_json_delta":
         inputs.append(change["partial_json"])

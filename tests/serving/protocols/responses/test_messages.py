@@ -132,7 +132,7 @@ def test_reasoning_that_follows_an_answer_begins_the_next() -> None:
         ({"type": "reasoning", "encrypted_content": "onlinerl.1.?"}, "encrypted_content"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(item: dict[str, Any], param: str) -> None:
+def test_unreadable_parts_are_refused_by_name(item: dict[str, Any], param: str) -> None:
     assert refusal(user("Hi"), item).param == f"input.1.{param}"
 
 

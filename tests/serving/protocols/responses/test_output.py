@@ -195,7 +195,7 @@ def test_an_answer_that_says_nothing_is_an_empty_message() -> None:
     assert whole_of()["output"] == [text_item("")]
 
 
-def test_usage_is_what_is_logged() -> None:
+def test_usage_counts_logged_tokens() -> None:
     body = whole_of(said("Hi"), num_tokens=7, num_reasoning_tokens=5, num_cached_tokens=2)
 
     assert body["usage"] == {

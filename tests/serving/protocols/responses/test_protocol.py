@@ -1,4 +1,4 @@
-"""The responses protocol as a wire: what it reads from its store, and what it keeps there."""
+"""The responses protocol as a wire, with its store."""
 
 from collections.abc import Mapping
 
@@ -66,7 +66,7 @@ async def serve(
     return request
 
 
-async def test_a_stored_response_is_gone_on_from_with_its_calls(wire: ResponsesWire) -> None:
+async def test_a_stored_response_is_continued_with_its_calls(wire: ResponsesWire) -> None:
     await serve(wire, {"input": "Weather in Bern?", "tools": TOOLS}, CALLED)
     output = {"type": "function_call_output", "call_id": "call_0", "output": "sunny"}
     request = await wire.read(
@@ -154,7 +154,7 @@ async def test_instructions_count_for_one_request_only(wire: ResponsesWire) -> N
     ],
     ids=["another tenant's", "not stored", "consent none"],
 )
-async def test_what_cannot_be_gone_on_from_is_refused(
+async def test_a_response_that_cannot_be_continued_is_refused(
     wire: ResponsesWire, body: dict[str, object], tenant: str, consent: str | None
 ) -> None:
     headers = {} if consent is None else {"x-onlinerl-consent": consent}
