@@ -46,8 +46,8 @@ class Ticket:
         Raises:
             RequestRefused: 429, the rate is used up; the place is kept until `release`.
         """
-        wanted = math.ceil(num_prompt_bytes / BYTES_PER_TOKEN) + max_tokens * num_choices
-        self._reserved += self._admission.take_tokens(self._key, wanted)
+        num_tokens = math.ceil(num_prompt_bytes / BYTES_PER_TOKEN) + max_tokens * num_choices
+        self._reserved += self._admission.take_tokens(self._key, num_tokens)
 
     def release(self, *, num_tokens: int = 0) -> None:
         """Give the place back, and the reserved tokens that were not used.
@@ -129,17 +129,17 @@ class Admission:
         self.num_in_flight += 1
         return Ticket(self, key, now_s=now_s)
 
-    def take_tokens(self, key: _Key, wanted: int) -> int:
+    def take_tokens(self, key: _Key, num_tokens: int) -> int:
         """Take tokens from the rate of a key; returns their number. Called by `Ticket`."""
         if key.tokens is None:
             return 0
         now_s = self._clock()
-        wait_s = key.tokens.wait_s(wanted, now_s)
+        wait_s = key.tokens.wait_s(num_tokens, now_s)
         if wait_s > 0:
             raise self._refusal(key, "tokens", wait_s=wait_s)
-        taken = min(wanted, key.tokens.capacity)
-        key.tokens.change(-taken, now_s)
-        return taken
+        num_taken = min(num_tokens, key.tokens.capacity)
+        key.tokens.change(-num_taken, now_s)
+        return num_taken
 
     def give_back(self, key: _Key, *, unused: int, entered_at_s: float) -> None:
         """End a request and return its `unused` tokens; a negative number takes more."""
@@ -163,13 +163,13 @@ class Admission:
 
     def _key(self, caller: Caller, *, now_s: float) -> _Key:
         limits = _with_defaults(caller.limits, self._limits.per_key)
-        known = self._keys.get(caller.name)
-        if known is None or known.limits != limits:
+        entry = self._keys.get(caller.name)
+        if entry is None or entry.limits != limits:
             fresh = _Key(caller.name, limits, now_s=now_s)
             # Running requests release to the old entry, so they do not count for the new one.
             self._keys[caller.name] = fresh
             return fresh
-        return known
+        return entry
 
     def _check_room(self, key: _Key) -> None:
         bound = self._limits.max_in_flight

@@ -18,8 +18,8 @@ class TokenBucket:
 
     def level(self, now_s: float) -> float:
         """Units in the bucket; may be negative."""
-        grown = max(now_s - self._filled_at_s, 0.0) * self.capacity / 60
-        return min(self._level + grown, self.capacity)
+        growth = max(now_s - self._filled_at_s, 0.0) * self.capacity / 60
+        return min(self._level + growth, self.capacity)
 
     def wait_s(self, amount: float, now_s: float) -> float:
         """Seconds until `amount`, or all that fits in the bucket, can be taken; 0 for now."""

@@ -154,8 +154,8 @@ class FeedbackRecorder:
         for each in feedbacks:
             logged_id = each.event.feedback_id
             recent = self._recent.get(logged_id)
-            known = digests.setdefault(logged_id, each.digest) if recent is None else recent.digest
-            if known != each.digest:
+            digest = digests.setdefault(logged_id, each.digest) if recent is None else recent.digest
+            if digest != each.digest:
                 raise RequestRefused(
                     f"feedback {each.feedback_id!r} has another body already: use a new id",
                     409,

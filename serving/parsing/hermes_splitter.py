@@ -11,7 +11,7 @@ from onlinerl.serving.parsing.tagged_text import (
     Split,
     State,
     TaggedSplitter,
-    undecided,
+    tail_start,
 )
 
 _SLICE = 4096
@@ -36,7 +36,7 @@ class HermesSplitter(TaggedSplitter):
         while True:
             end = self._held.find(close)
             if end < 0:
-                self._keep(undecided(self._held, [close]))
+                self._keep(tail_start(self._held, [close]))
                 return
             self._keep(end)
             if not self._json.inside_text:

@@ -138,7 +138,7 @@ class TaggedSplitter(Splitter, ABC):
             self._kept = []
             self._enter("text", rest)
         else:
-            self._keep_up_to(undecided(body, [self._markers.think_close]))
+            self._keep_up_to(tail_start(body, [self._markers.think_close]))
 
     def _read_text(self) -> Iterator[Part]:
         if self._after_markup:
@@ -184,7 +184,7 @@ def split_at(text: str, markers: Sequence[str], *, space: str) -> Split:
         return Split(shown=text, gap="", marker="", rest="")
     places = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
     if not places:
-        shown = text[: undecided(text, markers)].rstrip(space)
+        shown = text[: tail_start(text, markers)].rstrip(space)
         return Split(shown=shown, gap="", marker="", rest=text[len(shown) :])
     at, marker = min(places)
     shown = text[:at].rstrip(space)
@@ -192,7 +192,7 @@ def split_at(text: str, markers: Sequence[str], *, space: str) -> Split:
     return Split(shown=shown, gap=text[len(shown) : at], marker=marker, rest=rest)
 
 
-def undecided(text: str, markers: Sequence[str]) -> int:
+def tail_start(text: str, markers: Sequence[str]) -> int:
     """The place where the longest tail of `text` starts that may begin one of `markers`."""
     longest = max(len(marker) for marker in markers) - 1
     tail = text[-longest:]

@@ -178,8 +178,8 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        templates = {entry["name"]: entry["template"] for entry in template}
+        template = templates.get("default")
     return template if isinstance(template, str) else None
 
 
@@ -192,10 +192,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """`bos_token` and the like, which some folders write as objects."""
-    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {
         name: value.get("content") if isinstance(value, dict) else value
-        for name, value in named.items()
+        for name, value in tokens.items()
     }
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 

@@ -88,8 +88,8 @@ def sampling_of(
         "logit_bias": body.logit_bias,
         "presence_penalty": body.presence_penalty,
     }
-    given = {name: value for name, value in shaping.items() if value}
-    return plain.model_copy(update={"seed": body.seed, **given})
+    effective = {name: value for name, value in shaping.items() if value}
+    return plain.model_copy(update={"seed": body.seed, **effective})
 
 
 def usage_body(exchange: Exchange, outcomes: Sequence[Outcome]) -> Body:

@@ -117,10 +117,10 @@ def max_tokens_of(body: ChatBody) -> int | None:
     Raises:
         RequestRefused: both names are given and differ.
     """
-    given = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(given) > 1:
+    bounds = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(bounds) > 1:
         raise wrong("max_completion_tokens", "differs from max_tokens")
-    return given.pop() if given else None
+    return bounds.pop() if bounds else None
 
 
 def top_logprobs_of(body: ChatBody) -> int | None:

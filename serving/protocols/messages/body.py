@@ -105,8 +105,8 @@ class CountBody(Parameters):
     @property
     def json_format(self) -> JsonFormat | None:
         """The JSON that the answer must be; None for any text."""
-        given = None if self.output_config is None else self.output_config.format
-        return None if given is None else JsonFormat(schema=given.json_schema)
+        schema_format = None if self.output_config is None else self.output_config.format
+        return None if schema_format is None else JsonFormat(schema=schema_format.json_schema)
 
 
 class MessagesBody(CountBody):

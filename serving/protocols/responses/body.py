@@ -127,10 +127,10 @@ class ResponsesBody(Parameters):
     @property
     def json_format(self) -> JsonFormat | None:
         """The JSON that the answer must be; None for any text."""
-        given = None if self.text is None else self.text.format
-        if given is None or given.type == "text":
+        text_format = None if self.text is None else self.text.format
+        if text_format is None or text_format.type == "text":
             return None
-        return JsonFormat(schema=given.json_schema)
+        return JsonFormat(schema=text_format.json_schema)
 
 
 def read_body(value: object) -> ResponsesBody:
@@ -207,11 +207,13 @@ def _read_tool(value: object, *, at: str) -> Tool:
 
 
 def _check_schema(text: _Text | None) -> None:
-    given = None if text is None else text.format
-    if given is None:
+    text_format = None if text is None else text.format
+    if text_format is None:
         return
-    has_schema = given.json_schema is not None
-    if has_schema and given.type != "json_schema":
-        raise wrong("text.format.schema", f"goes with the type json_schema, not {given.type!r}")
-    if given.type == "json_schema" and not has_schema:
+    has_schema = text_format.json_schema is not None
+    if has_schema and text_format.type != "json_schema":
+        raise wrong(
+            "text.format.schema", f"goes with the type json_schema, not {text_format.type!r}"
+        )
+    if text_format.type == "json_schema" and not has_schema:
         raise wrong("text.format.schema", "is missing")

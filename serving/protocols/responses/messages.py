@@ -119,11 +119,11 @@ def interaction_of(item_id: str | None) -> str | None:
     return None if match is None else match.group(1)
 
 
-def normalize_input(given: str | Sequence[Item]) -> tuple[Item, ...]:
+def normalize_input(value: str | Sequence[Item]) -> tuple[Item, ...]:
     """`input` as a list of items, messages with their type and with parts as content."""
-    if isinstance(given, str):
-        given = [{"type": "message", "role": "user", "content": given}]
-    return tuple(_normalize(item) for item in given)
+    if isinstance(value, str):
+        value = [{"type": "message", "role": "user", "content": value}]
+    return tuple(_normalize(item) for item in value)
 
 
 def _normalize(item: Item) -> Item:
@@ -167,15 +167,15 @@ class _ConversationBuilder:
     def add(self, item: object, *, at: str) -> None:
         kind = _kind(item, at=at)
         without_effect = _CALL_WITHOUT_EFFECT if kind is _CallItem else _ITEM_WITHOUT_EFFECT
-        given = validate(kind, item, at=at, without_effect=without_effect)
-        if isinstance(given, _MessageItem):
-            self._add_message(given, at=at)
-        elif isinstance(given, _CallItem):
-            self._add_call(given)
-        elif isinstance(given, _OutputItem):
-            self._add_output(given, at=at)
-        elif isinstance(given, _ReasoningItem):
-            self._add_reasoning(given, at=at)
+        parsed = validate(kind, item, at=at, without_effect=without_effect)
+        if isinstance(parsed, _MessageItem):
+            self._add_message(parsed, at=at)
+        elif isinstance(parsed, _CallItem):
+            self._add_call(parsed)
+        elif isinstance(parsed, _OutputItem):
+            self._add_output(parsed, at=at)
+        elif isinstance(parsed, _ReasoningItem):
+            self._add_reasoning(parsed, at=at)
 
     def _add_message(self, item: _MessageItem, *, at: str) -> None:
         text = _text(item.content, at=f"{at}.content")
@@ -219,8 +219,8 @@ class _ConversationBuilder:
         source = interaction_of(item_id)
         answer = self._answer
         if answer is not None:
-            known = source is not None and answer.source is not None
-            if (source == answer.source) if known else belongs(answer):
+            have_ids = source is not None and answer.source is not None
+            if (source == answer.source) if have_ids else belongs(answer):
                 answer.source = answer.source or source
                 return answer
         self._close()

@@ -200,9 +200,9 @@ def _messages(
     instructions: str | None, chain: Sequence[StoredResponse], input_items: Sequence[Item]
 ) -> tuple[Message, ...]:
     """The conversation. Instructions of earlier requests are not inherited."""
-    known = [item for row in chain for item in (*row.input_items, *row.body["output"])]
-    _refuse_repeated(known, input_items)
-    messages = messages_of([*known, *input_items], first=len(known))
+    stored_items = [item for row in chain for item in (*row.input_items, *row.body["output"])]
+    _refuse_repeated(stored_items, input_items)
+    messages = messages_of([*stored_items, *input_items], first=len(stored_items))
     if instructions:
         messages = (Message(role="system", content=instructions), *messages)
     if not messages:
@@ -210,24 +210,24 @@ def _messages(
     return messages
 
 
-def _refuse_repeated(known: Sequence[Item], input_items: Sequence[Item]) -> None:
+def _refuse_repeated(stored_items: Sequence[Item], input_items: Sequence[Item]) -> None:
     """Refuse an item that the conversation holds already: the model would read it twice.
 
     Raises:
         RequestRefused: an item is repeated; the error names it.
     """
-    seen = {item["id"] for item in known if item.get("id")}
+    ids = {item["id"] for item in stored_items if item.get("id")}
     for number, item in enumerate(input_items):
         item_id = item.get("id") if isinstance(item, dict) else None
         if not isinstance(item_id, str) or not item_id:
             continue
-        if item_id in seen:
+        if item_id in ids:
             raise wrong(
                 f"input.{number}.id",
                 f"{item_id!r} is there already, in the input or in the conversation of "
                 "previous_response_id: send it once",
             )
-        seen.add(item_id)
+        ids.add(item_id)
 
 
 def _with_ids(items: Sequence[Item], *, source: str) -> tuple[Item, ...]:

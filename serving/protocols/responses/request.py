@@ -32,9 +32,9 @@ def request_of(exchange: Exchange) -> ResponsesRequest:
     return exchange.request
 
 
-def echo_of(body: ResponsesBody, given: object, *, store: bool) -> dict[str, object]:
+def echo_of(body: ResponsesBody, sent_body: object, *, store: bool) -> dict[str, object]:
     """The fields of a response that repeat its request; tools and text as the caller wrote them."""
-    body_as_sent = given if isinstance(given, dict) else {}
+    fields = sent_body if isinstance(sent_body, dict) else {}
     reasoning = body.reasoning
     return {
         "instructions": body.instructions,
@@ -48,7 +48,7 @@ def echo_of(body: ResponsesBody, given: object, *, store: bool) -> dict[str, obj
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": store,
-        "text": {"format": {"type": "text"}} | (body_as_sent.get("text") or {}),
+        "text": {"format": {"type": "text"}} | (fields.get("text") or {}),
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools,
         "top_logprobs": body.top_logprobs or 0,

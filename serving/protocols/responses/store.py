@@ -83,13 +83,13 @@ class MemoryResponseStore(ResponseStore):
     @override
     async def chain(self, response_id: str, *, tenant: str) -> Sequence[StoredResponse]:
         chain: list[StoredResponse] = []
-        wanted: str | None = response_id
-        while wanted is not None:
-            row = await self.get(wanted, tenant=tenant)
+        next_id: str | None = response_id
+        while next_id is not None:
+            row = await self.get(next_id, tenant=tenant)
             if row is None:
                 return []
             chain.append(row)
-            wanted = row.previous_id
+            next_id = row.previous_id
         return chain[::-1]
 
     @override
