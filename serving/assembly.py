@@ -14,7 +14,7 @@ from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.api.app import create_app
 from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.engine_client.http import HttpEngine
-from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.feedback.recorder import FeedbackRecorder
 from onlinerl.serving.gateway.answering import Gateway
 from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.observability.tracing import Tracing
@@ -65,7 +65,7 @@ def assemble(
         metrics=metrics,
         users=users,
     )
-    feedback = FeedbackDesk(
+    feedback = FeedbackRecorder(
         sink=spool,
         users=users,
         metrics=metrics,

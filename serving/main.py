@@ -113,7 +113,12 @@ async def serve_gateway(
     fixed_keys = (*config.api_keys, *keys_of_environment(environment))
     keyring = Keyring([*fixed_keys, *load_keys(keys_path)])
     tls = tls_context(config.tls)
-    renderer = load_renderer(config.renderer, tokenizer)
+    renderer = load_renderer(
+        config.renderer,
+        tokenizer,
+        # Called while answers are read, long after `metrics` below was made.
+        on_parse_failure=lambda: metrics.unparsed_calls.inc(),
+    )
     users = UserHasher(environment.get(USER_HASH_KEY))
     if USER_HASH_KEY not in environment:
         logger.warning("user ids are not logged: set %s to log their hash", USER_HASH_KEY)

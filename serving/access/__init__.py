@@ -1,4 +1,4 @@
-"""API keys, consent and rate limits: who may ask, and how much.
+"""API keys and limits: which callers are let in, and how much they may ask for.
 
 Imports `interaction`, `encoding` and `observability`.
 """

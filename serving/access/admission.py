@@ -1,7 +1,7 @@
-"""Who is let in, and who is told to come back later.
+"""Limits of one gateway process: requests in flight, and the rates of each API key.
 
-Bounds hold for one gateway process: requests in flight, in total and per key, and per key a rate of
-requests and of tokens. Over a bound the answer is 429 with a computed `Retry-After`.
+Requests in flight are limited in total and per key; requests and tokens per minute, per key.
+Requests over a limit are refused with 429 and a computed `Retry-After`.
 """
 
 import math
@@ -19,15 +19,15 @@ from onlinerl.serving.observability.metrics import GatewayMetrics
 Clock = Callable[[], float]
 
 BYTES_PER_TOKEN = 4
-"""Of a prompt that is not rendered yet; what it really was is settled at the end."""
-_MEMORY = 0.1
+"""Estimate for a prompt before it is rendered; `Ticket.release` corrects it."""
+_NEWEST_WEIGHT = 0.1
 """Weight of the newest request in the mean duration."""
 
 
 class Ticket:
-    """A place among the requests in flight. ENTERED -> (`reserve`) -> RELEASED, once.
+    """A place among the requests in flight. ENTERED -> (`reserve`) -> RELEASED.
 
-    A context manager that releases; releasing twice is harmless, so no way out leaks a place.
+    Use it as a context manager, or call `release` on every way out; a second release does nothing.
     """
 
     def __init__(self, admission: "Admission", key: "_Key", *, now_s: float) -> None:
@@ -40,20 +40,20 @@ class Ticket:
     def reserve(self, *, num_prompt_bytes: int, max_tokens: int, num_choices: int = 1) -> None:
         """Take the tokens that the request may use from the rate of its key.
 
-        A quarter of the prompt's bytes and all that may be sampled; `release` settles what it
-        really was. A request that may use more than a minute's worth takes all of that.
+        These are a quarter of the prompt's bytes and all tokens that may be sampled; `release`
+        corrects the number. A request for more than a minute's worth takes a minute's worth.
 
         Raises:
-            RequestRefused: with 429 when they are not there; the place is kept until `release`.
+            RequestRefused: 429, the rate is used up; the place is kept until `release`.
         """
-        wanted = math.ceil(num_prompt_bytes / BYTES_PER_TOKEN) + max_tokens * num_choices
-        self._reserved += self._admission.take_tokens(self._key, wanted)
+        num_tokens = math.ceil(num_prompt_bytes / BYTES_PER_TOKEN) + max_tokens * num_choices
+        self._reserved += self._admission.take_tokens(self._key, num_tokens)
 
     def release(self, *, num_tokens: int = 0) -> None:
-        """Give the place back.
+        """Give the place back, and the reserved tokens that were not used.
 
         Args:
-            num_tokens: prompt and sampled tokens that were really used.
+            num_tokens: Prompt and sampled tokens that were used.
         """
         if not self._released:
             self._released = True
@@ -63,7 +63,7 @@ class Ticket:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """The `x-ratelimit-*` headers that OpenAI's clients know; none without a rate."""
+        """The `x-ratelimit-*` headers that OpenAI's clients know; none for a key without rates."""
         return self._admission.headers(self._key)
 
     def __enter__(self) -> Self:
@@ -79,7 +79,7 @@ class Ticket:
 
 
 class _Key:
-    """What one API key has taken."""
+    """Limits and current use of one API key."""
 
     def __init__(self, name: str, limits: KeyLimits, *, now_s: float) -> None:
         self.name = name
@@ -90,10 +90,10 @@ class _Key:
 
 
 class Admission:
-    """Lets requests in. Lives in one event loop; nothing here waits.
+    """Lets requests in or refuses them. Used from one event loop; nothing here waits.
 
-    `enter` before a body is read, `Ticket.reserve` when it is known what is asked, `Ticket.release`
-    when the answer has ended, however it ended.
+    Call `enter` before the body is read, `Ticket.reserve` when its limits are known, and
+    `Ticket.release` when the answer has ended in any way.
     """
 
     def __init__(
@@ -105,17 +105,17 @@ class Admission:
         self._keys: dict[str, _Key] = {}
         self._mean_s = 1.0
         self.num_in_flight = 0
-        """Requests that hold a place."""
+        """Number of requests that hold a place."""
 
     def enter(self, caller: Caller, *, is_rated: bool = True) -> Ticket:
         """A place for one request of `caller`.
 
         Args:
-            caller: whose request it is.
-            is_rated: whether it counts for the rate of requests.
+            caller: The sender of the request.
+            is_rated: Whether it counts for the key's rate of requests.
 
         Raises:
-            RequestRefused: with 429 and `retry-after` at a bound; nothing was taken.
+            RequestRefused: 429 with `retry-after`, a limit is reached; nothing was taken.
         """
         now_s = self._clock()
         key = self._key(caller, now_s=now_s)
@@ -123,63 +123,63 @@ class Admission:
         if key.requests is not None and is_rated:
             wait_s = key.requests.wait_s(1, now_s)
             if wait_s > 0:
-                raise self._refused(key, "requests", wait_s=wait_s)
+                raise self._refusal(key, "requests", wait_s=wait_s)
             key.requests.change(-1, now_s)
         key.num_in_flight += 1
         self.num_in_flight += 1
         return Ticket(self, key, now_s=now_s)
 
-    def take_tokens(self, key: _Key, wanted: int) -> int:
-        """Take tokens from the rate of a key; how many were taken."""
+    def take_tokens(self, key: _Key, num_tokens: int) -> int:
+        """Take tokens from the rate of a key; returns their number. Called by `Ticket`."""
         if key.tokens is None:
             return 0
         now_s = self._clock()
-        wait_s = key.tokens.wait_s(wanted, now_s)
+        wait_s = key.tokens.wait_s(num_tokens, now_s)
         if wait_s > 0:
-            raise self._refused(key, "tokens", wait_s=wait_s)
-        taken = min(wanted, key.tokens.capacity)
-        key.tokens.change(-taken, now_s)
-        return taken
+            raise self._refusal(key, "tokens", wait_s=wait_s)
+        num_taken = min(num_tokens, key.tokens.capacity)
+        key.tokens.change(-num_taken, now_s)
+        return num_taken
 
     def give_back(self, key: _Key, *, unused: int, entered_at_s: float) -> None:
-        """End a request; `unused` tokens are given back, or taken when it is below zero."""
+        """End a request and return its `unused` tokens; a negative number takes more."""
         now_s = self._clock()
         key.num_in_flight -= 1
         self.num_in_flight -= 1
         if key.tokens is not None:
             key.tokens.change(unused, now_s)
-        self._mean_s += _MEMORY * (now_s - entered_at_s - self._mean_s)
+        self._mean_s += _NEWEST_WEIGHT * (now_s - entered_at_s - self._mean_s)
 
     def headers(self, key: _Key) -> dict[str, str]:
-        """What is left of the rates of a key, in the form of OpenAI's headers."""
+        """The rest of the rates of a key, as OpenAI's headers."""
         now_s = self._clock()
-        found: dict[str, str] = {}
+        headers: dict[str, str] = {}
         for name, bucket in (("requests", key.requests), ("tokens", key.tokens)):
             if bucket is not None:
-                found[f"x-ratelimit-limit-{name}"] = str(bucket.capacity)
-                found[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining(now_s))
-                found[f"x-ratelimit-reset-{name}"] = _duration(bucket.reset_s(now_s))
-        return found
+                headers[f"x-ratelimit-limit-{name}"] = str(bucket.capacity)
+                headers[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining(now_s))
+                headers[f"x-ratelimit-reset-{name}"] = _duration(bucket.reset_s(now_s))
+        return headers
 
     def _key(self, caller: Caller, *, now_s: float) -> _Key:
-        limits = _filled(caller.limits, self._limits.per_key)
-        known = self._keys.get(caller.name)
-        if known is None or known.limits != limits:
+        limits = _with_defaults(caller.limits, self._limits.per_key)
+        entry = self._keys.get(caller.name)
+        if entry is None or entry.limits != limits:
             fresh = _Key(caller.name, limits, now_s=now_s)
-            # Tickets of the old form give back there; its requests run on beside the new bound.
+            # Running requests release to the old entry, so they do not count for the new one.
             self._keys[caller.name] = fresh
             return fresh
-        return known
+        return entry
 
     def _check_room(self, key: _Key) -> None:
         bound = self._limits.max_in_flight
         if self.num_in_flight >= bound:
-            raise self._refused(key, "in_flight", wait_s=self._mean_s / bound)
+            raise self._refusal(key, "in_flight", wait_s=self._mean_s / bound)
         own = key.limits.max_in_flight
         if own is not None and key.num_in_flight >= own:
-            raise self._refused(key, "key_in_flight", wait_s=self._mean_s / own)
+            raise self._refusal(key, "key_in_flight", wait_s=self._mean_s / own)
 
-    def _refused(self, key: _Key, limit: str, *, wait_s: float) -> RequestRefused:
+    def _refusal(self, key: _Key, limit: str, *, wait_s: float) -> RequestRefused:
         self._metrics.limited.labels(limit).inc()
         retry_after_s = max(math.ceil(wait_s), 1)
         return RequestRefused(
@@ -192,14 +192,14 @@ class Admission:
 
 
 _REASONS = {
-    "in_flight": "the gateway answers as many requests at once as it may (limits.max_in_flight)",
-    "key_in_flight": "this API key has as many requests at once as it may (max_in_flight)",
-    "requests": "this API key sent as many requests as it may (requests_per_minute)",
-    "tokens": "this API key used as many tokens as it may (tokens_per_minute)",
+    "in_flight": "the gateway has as many requests in flight as allowed (limits.max_in_flight)",
+    "key_in_flight": "this API key has as many requests in flight as allowed (max_in_flight)",
+    "requests": "this API key sent as many requests as allowed (requests_per_minute)",
+    "tokens": "this API key used as many tokens as allowed (tokens_per_minute)",
 }
 
 
-def _filled(own: KeyLimits, common: KeyLimits) -> KeyLimits:
+def _with_defaults(own: KeyLimits, common: KeyLimits) -> KeyLimits:
     return common.model_copy(update=own.model_dump(exclude_none=True))
 
 
@@ -208,7 +208,7 @@ def _bucket(per_minute: int | None, *, now_s: float) -> TokenBucket | None:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: `6m0s`, `1.5s`, `20ms`."""
+    """A duration as OpenAI writes it: `6m0s`, `1.5s`, `20ms`."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest = divmod(math.ceil(seconds * 10) / 10, 60)

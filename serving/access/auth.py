@@ -1,4 +1,4 @@
-"""The keys that the gateway knows, and who calls with one of them."""
+"""The API keys that the gateway knows, and the callers they stand for."""
 
 import hashlib
 import hmac
@@ -11,11 +11,11 @@ from onlinerl.serving.interaction.caller import Caller
 
 
 class Keyring:
-    """The keys that are known, by their SHA-256. Replaced as a whole while the gateway runs.
+    """All known keys, by their SHA-256. `replace` changes them while the gateway runs.
 
     Raises:
-        ConfigError: when there is none, or two share a name or a hash; an open gateway is never
-            started.
+        ConfigError: there is no key, because a gateway never runs open; or two keys share a name
+            or a hash.
     """
 
     def __init__(self, keys: Sequence[ApiKeyConfig]) -> None:
@@ -30,10 +30,10 @@ class Keyring:
         return len(self._keys)
 
     def replace(self, keys: Sequence[ApiKeyConfig]) -> None:
-        """Know exactly `keys` from now on; none means that nobody is let in.
+        """Know exactly `keys` from now on; without any, nobody is let in.
 
         Raises:
-            ConfigError: when two share a name or a hash; then nothing changes.
+            ConfigError: two keys share a name or a hash; nothing was changed.
         """
         self._keys = _callers(keys)
 
@@ -41,40 +41,39 @@ class Keyring:
         """The caller of a request.
 
         Args:
-            authorization: the header `Authorization: Bearer KEY`, which counts where both are
-                given.
-            api_key: the header `x-api-key`, which Anthropic's clients send.
+            authorization: The header `Authorization: Bearer KEY`; it counts if both are given.
+            api_key: The header `x-api-key`, which Anthropic's clients send.
 
         Raises:
-            RequestRefused: with 401 when the key is missing or unknown.
+            RequestRefused: 401, the key is missing or unknown.
         """
         key = _bearer(authorization) if authorization else (api_key or "").strip()
         digest = hashlib.sha256(key.encode()).hexdigest()
-        found = None
+        match = None
         for known, caller in self._keys:
-            # Every key is compared, so the time tells nothing.
+            # Every key is compared, so that the time does not depend on the key.
             if hmac.compare_digest(known, digest):
-                found = caller
-        if found is None or not key:
+                match = caller
+        if match is None or not key:
             raise RequestRefused("the API key is missing or unknown", 401, None, "invalid_api_key")
-        return found
+        return match
 
 
 def check_unique(keys: Sequence[ApiKeyConfig]) -> None:
-    """Nothing, when every key has a name and a hash of its own.
+    """Check that no two keys share a name or a hash.
 
     Raises:
-        ConfigError: naming what two of them share.
+        ConfigError: two keys do; the error says what they share.
     """
     for what, values in (
         ("name", [key.name for key in keys]),
         ("sha256", [key.sha256 for key in keys]),
     ):
-        twice = [value for value, number in Counter(values).items() if number > 1]
-        if twice:
+        repeated = [value for value, number in Counter(values).items() if number > 1]
+        if repeated:
             raise ConfigError(
-                f"API keys: two have the {what} {twice[0]!r}; names and hashes are unique over "
-                "configuration, keys file and environment"
+                f"two API keys have the {what} {repeated[0]!r}: names and hashes must be unique "
+                "over configuration, keys file and environment"
             )
 
 

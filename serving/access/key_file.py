@@ -1,6 +1,7 @@
-"""API keys outside the configuration: the file of `onlinerl keys`, and the environment.
+"""API keys outside the configuration: in the file of `onlinerl keys`, and in the environment.
 
-Both hold hashes only. The file is replaced in one step, so a running gateway reads it whole or not.
+Both hold only hashes of keys. The file is replaced in one step, so a running gateway never reads a
+partial one.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from onlinerl.errors import ConfigError, LeaseHeld
+from onlinerl.process.files import replace_file
 from onlinerl.secret_names import API_KEYS
 from onlinerl.serving.access.auth import check_unique
 from onlinerl.serving.config import ApiKeyConfig
@@ -21,10 +23,10 @@ _KEYS = TypeAdapter(tuple[ApiKeyConfig, ...])
 
 
 def load_keys(path: Path) -> tuple[ApiKeyConfig, ...]:
-    """The keys of a file; none when there is no file.
+    """The keys of a file; none if there is no file.
 
     Raises:
-        ConfigError: when it cannot be read, or when others than its owner may write it.
+        ConfigError: the file cannot be read or is malformed, or others than its owner may write it.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -37,7 +39,7 @@ def load_keys(path: Path) -> tuple[ApiKeyConfig, ...]:
     if mode & 0o022:
         raise ConfigError(
             f"the keys file {path} may be written by others (mode {mode & 0o777:o}), who could add "
-            f"a key of theirs: chmod 600 {path}"
+            f"keys of their own: chmod 600 {path}"
         )
     try:
         document = json.loads(text)
@@ -49,10 +51,10 @@ def load_keys(path: Path) -> tuple[ApiKeyConfig, ...]:
 
 
 def keys_of_environment(environment: Mapping[str, str]) -> tuple[ApiKeyConfig, ...]:
-    """The keys of `ONLINERL_API_KEYS`.
+    """The keys in the variable `ONLINERL_API_KEYS`; none if it is not set.
 
     Raises:
-        ConfigError: when it is not a JSON list of keys.
+        ConfigError: the variable is not a JSON list of keys.
     """
     text = environment.get(API_KEYS, "").strip()
     if not text:
@@ -60,20 +62,20 @@ def keys_of_environment(environment: Mapping[str, str]) -> tuple[ApiKeyConfig, .
     try:
         entries = json.loads(text)
     except ValueError as error:
-        # The text itself may be a key that was pasted into the wrong place.
+        # The text is not quoted: it may be a key that was pasted into the wrong place.
         raise ConfigError(f"{API_KEYS} is not a JSON list of hashed keys") from error
     return _parse(entries, source=API_KEYS)
 
 
 @contextlib.contextmanager
 def changing_keys(path: Path) -> Iterator[list[ApiKeyConfig]]:
-    """The keys of a file, to be changed in place; stored when the block ends without an error.
+    """A list of the file's keys to change; it is written when the block ends without an error.
 
-    The file is readable by its owner only.
+    Only the owner can read the file.
 
     Raises:
-        ConfigError: when the file cannot be read or written, or two keys share name or hash.
-        LeaseHeld: when somebody else is changing it.
+        ConfigError: the file cannot be read or written, or two keys share a name or a hash.
+        LeaseHeld: another process is changing the file.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,12 +86,12 @@ def changing_keys(path: Path) -> Iterator[list[ApiKeyConfig]]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise LeaseHeld(f"somebody else is changing {path}: try again") from error
+            raise LeaseHeld(f"another process is changing {path}: try again") from error
         keys = list(load_keys(path))
         yield keys
         check_unique(keys)
         try:
-            _store(path, keys)
+            _write(path, keys)
         except OSError as error:
             raise ConfigError(f"the keys file {path} cannot be written: {error}") from error
 
@@ -105,14 +107,6 @@ def _parse(entries: object, *, source: str) -> tuple[ApiKeyConfig, ...]:
     return keys
 
 
-def _store(path: Path, keys: Sequence[ApiKeyConfig]) -> None:
+def _write(path: Path, keys: Sequence[ApiKeyConfig]) -> None:
     entries = [key.model_dump(mode="json", exclude_defaults=True) for key in keys]
-    staging = path.with_name(f".{path.name}.tmp")
-    staging.unlink(missing_ok=True)
-    descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump({"keys": entries}, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    staging.replace(path)
+    replace_file(path, json.dumps({"keys": entries}, indent=2) + "\n", private=True)

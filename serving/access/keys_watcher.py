@@ -1,4 +1,4 @@
-"""Keys that come and go while the gateway runs."""
+"""Applies changes of the keys file while the gateway runs."""
 
 import asyncio
 import logging
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from onlinerl.errors import ConfigError
+from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.access.key_file import load_keys
 from onlinerl.serving.config import ApiKeyConfig
@@ -15,10 +16,17 @@ logger = logging.getLogger(__name__)
 
 
 class KeysWatcher:
-    """Looks at a keys file every `poll_s` and puts what changed into a keyring.
+    """Checks a keys file regularly and puts its keys into a keyring.
 
-    A file that cannot be read any more changes nothing and is told loudly: whoever had a key keeps
-    it until the file is right again. A file that is gone holds no key.
+    While the file cannot be used, the keyring stays as it was and the fault is logged and counted.
+    A file that is gone holds no keys.
+
+    Args:
+        path: The keys file.
+        keyring: Gets the keys of the file, and `others`.
+        others: Keys from other sources, which never change.
+        poll_s: Seconds between two checks; longer after repeated unexpected faults.
+        metrics: Counts faults.
     """
 
     def __init__(
@@ -35,36 +43,46 @@ class KeysWatcher:
         self._others = others
         self._poll_s = poll_s
         self._metrics = metrics
-        # Equal to no file: it may have changed between loading and the first look.
-        self._seen: tuple[int, ...] | None = ()
+        # No file has this signature: the file may have changed since the gateway loaded it.
+        self._signature: tuple[int, ...] | None = ()
 
     async def watch(self) -> None:
-        """Look until cancelled."""
+        """Check the file until cancelled."""
+        streak = FaultStreak()
         while True:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(streak.wait_s(self._poll_s))
             try:
-                self.look()
-            except Exception:
-                logger.exception("looking at the keys file failed")
+                self.check()
+            except Exception as error:
+                self._count_fault()
+                if streak.add(repr(error)):
+                    logger.exception("checking the keys file failed; keys stay as they were")
+            else:
+                streak.clear()
 
-    def look(self) -> None:
-        """Read the file if it changed since the last look."""
+    def check(self) -> None:
+        """Read the file if it changed since it was last read."""
         signature = _signature(self._path)
-        if signature == self._seen:
+        if signature == self._signature:
             return
-        self._seen = signature
         try:
             self._keyring.replace([*self._others, *load_keys(self._path)])
         except ConfigError as error:
-            self._metrics.keys_fault.set(1)
-            logger.error("the keys file is not used, keys stay as they were: %s", error)
-            return
-        self._metrics.keys_fault.set(0)
-        logger.info("API keys were read", extra={"num_keys": len(self._keyring)})
+            self._count_fault()
+            logger.error("the keys file cannot be used, keys stay as they were: %s", error)
+        else:
+            self._metrics.keys_fault.set(0)
+            logger.info("API keys were read", extra={"num_keys": len(self._keyring)})
+        # Not after an unexpected fault: the next check then reads the file again.
+        self._signature = signature
+
+    def _count_fault(self) -> None:
+        self._metrics.keys_fault.set(1)
+        self._metrics.keys_failures.inc()
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
-    """What differs when the file does, or who may read and write it; None when it is not there."""
+    """Changes with the content, owner or mode of the file; None if there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""All routes put together, and the OpenAPI document of them.
+"""The ASGI application with all routes, and the OpenAPI document that describes them.
 
 Imports `protocols`, `feedback`, `http` and what is below them.
 """

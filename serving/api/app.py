@@ -1,10 +1,11 @@
-"""The HTTP surface. Pure ASGI: handlers see at once when a caller goes away.
+"""The gateway's ASGI application. Only the routes that are listed here can be reached.
 
-Only what is listed in `create_app` can be reached; nothing is passed through to an engine.
+Nothing is passed through to an engine. The endpoints are plain ASGI, so that they see at once when
+a caller goes away.
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -21,92 +22,55 @@ from onlinerl.errors import RequestRefused
 from onlinerl.serving.access.admission import Admission
 from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.api.openapi import openapi_document
+from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.encoding.json import to_json
-from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.feedback.recorder import FeedbackRecorder
 from onlinerl.serving.feedback.route import FeedbackRoute
 from onlinerl.serving.gateway.answering import Gateway
-from onlinerl.serving.http.asgi import (
-    CountedApp,
-    Endpoint,
-    GuardedRoute,
-    error_response,
-    json_response,
-)
+from onlinerl.serving.http.asgi import CountedApp, GuardedRoute, error_response, json_response
 from onlinerl.serving.http.idempotency import Idempotency
 from onlinerl.serving.http.protocol_route import Door, WireRoute
 from onlinerl.serving.protocols.chat.protocol import ChatWire
-from onlinerl.serving.protocols.chat.text_completions import CompletionsWire
-from onlinerl.serving.protocols.messages.count_tokens import CountTokensRoute
+from onlinerl.serving.protocols.completions.protocol import CompletionsWire
+from onlinerl.serving.protocols.messages.errors import error_body as anthropic_error
 from onlinerl.serving.protocols.messages.protocol import MessagesWire
-from onlinerl.serving.protocols.messages.protocol import error_body as anthropic_error
+from onlinerl.serving.protocols.messages.routes import CountTokensRoute
 from onlinerl.serving.protocols.responses.protocol import ResponsesWire
+from onlinerl.serving.protocols.responses.routes import InputItemsRoute, StoredResponseRoute
 from onlinerl.serving.protocols.responses.store import ResponseStore
-from onlinerl.serving.protocols.responses.stored_routes import InputItemsRoute, StoredResponseRoute
 from onlinerl.serving.wire.protocol import Wire
+
+Routes = dict[str, tuple[str, Callable[..., Any]]]
+"""Endpoints by path, each with its methods, e.g. `GET DELETE`."""
 
 
 def create_app(
     gateway: Gateway,
     *,
     keyring: Keyring,
-    feedback: FeedbackDesk,
+    feedback: FeedbackRecorder,
     status: Callable[[], dict[str, Any]] = dict,
-    wires: Mapping[str, Wire] | None = None,
-    endpoints: Mapping[str, tuple[str, Endpoint]] | None = None,
     responses: ResponseStore | None = None,
 ) -> Starlette:
     """The gateway's ASGI application; its lifespan starts and closes `gateway`.
 
     Args:
-        gateway: answers requests.
-        keyring: who may call.
-        feedback: takes feedback.
-        status: what `/health/ready` tells beside the replicas, e.g. the spool's backlog.
-        wires: protocols beside OpenAI's chat completions and completions, by path.
-        endpoints: more routes, by path, each with its methods; they answer their own errors.
-        responses: what the responses protocol keeps; None does not serve that protocol.
+        gateway: Answers requests.
+        keyring: The API keys that are let in.
+        feedback: Takes feedback.
+        status: Fields that `/health/ready` shows beside the replicas, e.g. the spool's backlog.
+        responses: Store of the responses protocol; without it that protocol is not served.
     """
-    config, metrics = gateway.config, gateway.metrics
     door = Door(
         keyring=keyring,
-        admission=Admission(config.limits, metrics=metrics),
-        idempotency=Idempotency(config.idempotency, metrics=metrics),
+        admission=Admission(gateway.config.limits, metrics=gateway.metrics),
+        idempotency=Idempotency(gateway.config.idempotency, metrics=gateway.metrics),
     )
-    spoken: dict[str, Wire] = {
-        "/v1/chat/completions": ChatWire(),
-        "/v1/completions": CompletionsWire(),
-        "/v1/messages": MessagesWire(),
-        **(wires or {}),
-    }
-    if responses is not None:
-        spoken["/v1/responses"] = ResponsesWire(responses)
-    routes: dict[str, tuple[str, Callable[..., Any]]] = {
-        **{
-            path: (
-                "POST",
-                GuardedRoute(WireRoute(wire, gateway=gateway, door=door), envelope=wire.error),
-            )
-            for path, wire in spoken.items()
-        },
-        **(endpoints or {}),
-        **_stored_responses(responses, keyring=keyring),
-        "/v1/messages/count_tokens": (
-            "POST",
-            GuardedRoute(CountTokensRoute(gateway, door), envelope=anthropic_error),
-        ),
-        "/v1/feedback": (
-            "POST",
-            GuardedRoute(FeedbackRoute(feedback, door, config=config)),
-        ),
-        "/v1/models": ("GET", GuardedRoute(ModelsRoute(gateway, keyring))),
-        "/health/live": ("GET", _live),
-        "/health/ready": ("GET", _ready(gateway, status)),
-        "/metrics": ("GET", _metrics(gateway)),
-        "/version": ("GET", _version(gateway)),
-        "/openapi.json": (
-            "GET",
-            _fixed(openapi_document(policy=gateway.policy, with_responses=responses is not None)),
-        ),
+    routes: Routes = {
+        **protocol_routes(gateway, door, responses=responses),
+        **feedback_routes(feedback, door, config=gateway.config),
+        **health_routes(gateway, status),
+        **document_routes(gateway, keyring, with_responses=responses is not None),
     }
 
     @contextlib.asynccontextmanager
@@ -122,26 +86,66 @@ def create_app(
             Route(path, endpoint, methods=methods.split())
             for path, (methods, endpoint) in routes.items()
         ],
-        middleware=[Middleware(CountedApp, metrics=metrics, paths=frozenset(routes))],
+        middleware=[Middleware(CountedApp, metrics=gateway.metrics, paths=frozenset(routes))],
         exception_handlers={404: _no_route, 405: _no_route},
         lifespan=lifespan,
     )
 
 
-def _stored_responses(
-    store: ResponseStore | None, *, keyring: Keyring
-) -> dict[str, tuple[str, Callable[..., Any]]]:
-    if store is None:
-        return {}
-    return {
-        "/v1/responses/{response_id}": (
+def protocol_routes(
+    gateway: Gateway, door: Door, *, responses: ResponseStore | None = None
+) -> Routes:
+    """Routes that sample answers, and those that belong to their protocols."""
+    wires: dict[str, Wire] = {
+        "/v1/chat/completions": ChatWire(),
+        "/v1/completions": CompletionsWire(),
+        "/v1/messages": MessagesWire(),
+    }
+    further: Routes = {
+        "/v1/messages/count_tokens": (
+            "POST",
+            GuardedRoute(CountTokensRoute(gateway, door), envelope=anthropic_error),
+        ),
+    }
+    if responses is not None:
+        wires["/v1/responses"] = ResponsesWire(responses)
+        further["/v1/responses/{response_id}"] = (
             "GET DELETE",
-            GuardedRoute(StoredResponseRoute(store, keyring)),
-        ),
-        "/v1/responses/{response_id}/input_items": (
+            GuardedRoute(StoredResponseRoute(responses, door.keyring)),
+        )
+        further["/v1/responses/{response_id}/input_items"] = (
             "GET",
-            GuardedRoute(InputItemsRoute(store, keyring)),
-        ),
+            GuardedRoute(InputItemsRoute(responses, door.keyring)),
+        )
+    return {path: wire_route(wire, gateway, door) for path, wire in wires.items()} | further
+
+
+def wire_route(wire: Wire, gateway: Gateway, door: Door) -> tuple[str, GuardedRoute]:
+    """Methods and endpoint of one protocol."""
+    return "POST", GuardedRoute(WireRoute(wire, gateway=gateway, door=door), envelope=wire.error)
+
+
+def feedback_routes(feedback: FeedbackRecorder, door: Door, *, config: GatewayConfig) -> Routes:
+    """The route that takes feedback."""
+    return {"/v1/feedback": ("POST", GuardedRoute(FeedbackRoute(feedback, door, config=config)))}
+
+
+def health_routes(gateway: Gateway, status: Callable[[], dict[str, Any]]) -> Routes:
+    """Routes without a key, for probes and Prometheus."""
+    return {
+        "/health/live": ("GET", _live),
+        "/health/ready": ("GET", _ready(gateway, status)),
+        "/metrics": ("GET", _metrics(gateway)),
+        "/version": ("GET", _version(gateway)),
+    }
+
+
+def document_routes(gateway: Gateway, keyring: Keyring, *, with_responses: bool) -> Routes:
+    """Routes that describe the gateway: its model, and its OpenAPI document."""
+    document = openapi_document(policy=gateway.policy, with_responses=with_responses)
+    return {
+        "/v1/models": ("GET", GuardedRoute(ModelsRoute(gateway, keyring))),
+        "/openapi.json": ("GET", _fixed(document)),
     }
 
 
@@ -153,7 +157,7 @@ class ModelsRoute:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The one policy that this gateway serves."""
+        """Send a list with the one policy that this gateway serves."""
         headers = Headers(scope=scope)
         self._keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
         model = {
@@ -197,7 +201,7 @@ def _metrics(gateway: Gateway) -> Callable[[Request], Any]:
 
 
 def _fixed(body: dict[str, Any]) -> Callable[[Request], Any]:
-    """Answers the same JSON every time."""
+    """An endpoint that always sends the same JSON."""
     answer = to_json(body)
 
     async def fixed(_: Request) -> Response:
@@ -222,6 +226,6 @@ def _version(gateway: Gateway) -> Callable[[Request], Any]:
 async def _no_route(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     message = f"{request.method} {request.url.path} is not served here"
-    # Starlette names the methods that are served.
+    # For a 405 Starlette lists the methods that are served.
     headers = getattr(error, "headers", None)
     return error_response(RequestRefused(message, status, headers=headers))

@@ -1,7 +1,7 @@
 """`/openapi.json`: every route of the gateway as an OpenAPI 3.1 document.
 
-Bodies come from the models that check them; what a model leaves to a function (messages, tools,
-input items) is any JSON here. Answers are described by what never changes about them.
+Bodies come from the pydantic models that check them. Parts that functions check (messages, tools,
+input items) are any JSON here. Of answers only the fixed fields are described.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ from onlinerl.serving.api.openapi_parts import (
     text_content,
 )
 from onlinerl.serving.feedback.body import MAX_BATCH, FeedbackBody
-from onlinerl.serving.protocols.chat.protocol import ChatBody
-from onlinerl.serving.protocols.chat.text_completions import CompletionBody
+from onlinerl.serving.protocols.chat.body import ChatBody
+from onlinerl.serving.protocols.completions.body import CompletionBody
 from onlinerl.serving.protocols.messages.body import CountBody, MessagesBody
 from onlinerl.serving.protocols.responses.body import ResponsesBody
 
@@ -37,15 +37,15 @@ _BODIES: Mapping[str, type[BaseModel]] = {
     "Feedback": FeedbackBody,
 }
 _REFUSALS = (400, 401, 403, 404, 408, 409, 413, 422, 429, 500, 502, 503, 504)
-"""What a request for an answer may be told instead."""
+"""Statuses that a request for an answer may be refused with."""
 
 
 def openapi_document(*, policy: str, with_responses: bool) -> Json:
     """The document of one gateway.
 
     Args:
-        policy: the model that it serves.
-        with_responses: whether it serves the responses protocol.
+        policy: The policy that it serves.
+        with_responses: Whether it serves the responses protocol.
     """
     paths = {**_answers(policy), **_feedback(), **_others()}
     if with_responses:
@@ -68,25 +68,25 @@ def openapi_document(*, policy: str, with_responses: bool) -> Json:
 
 
 def _schemas(policy: str) -> Json:
-    """Every body and the models inside it, each under the name of its body."""
-    found: Json = {}
+    """The schema of every body, and of the models in it under the body's name and their own."""
+    schemas: Json = {}
     for name, model in _BODIES.items():
         template = f"#/components/schemas/{name}{{model}}"
         schema = model.model_json_schema(ref_template=template)
         inner = schema.pop("$defs", {})
-        found |= {f"{name}{key}": value for key, value in inner.items()}
+        schemas |= {f"{name}{key}": value for key, value in inner.items()}
         if "model" in schema["properties"]:
             schema["properties"]["model"] = {"type": "string", "enum": [policy]}
-        found[name] = {**schema, "title": name}
-    return found
+        schemas[name] = {**schema, "title": name}
+    return schemas
 
 
 def _answers(policy: str) -> Json:
-    said = [{"role": "user", "content": "How do I reset my password?"}]
+    messages = [{"role": "user", "content": "How do I reset my password?"}]
     return {
         "/v1/chat/completions": _sampled(
             "ChatRequest",
-            {"model": policy, "messages": said, "max_tokens": 16},
+            {"model": policy, "messages": messages, "max_tokens": 16},
             answer="ChatCompletion",
             summary="An answer to a conversation, as OpenAI's chat completions",
         ),
@@ -98,16 +98,16 @@ def _answers(policy: str) -> Json:
         ),
         "/v1/messages": _sampled(
             "MessagesRequest",
-            {"model": policy, "messages": said, "max_tokens": 16},
+            {"model": policy, "messages": messages, "max_tokens": 16},
             answer="Message",
             failure="AnthropicError",
             summary="An answer to a conversation, as Anthropic's messages",
         ),
         "/v1/messages/count_tokens": {
             "post": {
-                "summary": "How long a prompt is",
+                "summary": "The length of a prompt in tokens",
                 "parameters": TERMS,
-                "requestBody": _body("CountTokensRequest", {"model": policy, "messages": said}),
+                "requestBody": _body("CountTokensRequest", {"model": policy, "messages": messages}),
                 "responses": {
                     "200": json_content("The count.", ref("TokenCount")),
                     **_failures((400, 401, 403, 404, 408, 413, 429, 500), "AnthropicError"),
@@ -131,14 +131,14 @@ def _responses(policy: str) -> Json:
             "parameters": [ref("ResponseId", kind="parameters")],
             "get": {"summary": "A stored response", "responses": stored},
             "delete": {
-                "summary": "Forget a stored response",
-                "responses": {"200": json_content("It is gone.", ref("Deleted")), **failures},
+                "summary": "Delete a stored response",
+                "responses": {"200": json_content("It was deleted.", ref("Deleted")), **failures},
             },
         },
         "/v1/responses/{response_id}/input_items": {
             "parameters": [ref("ResponseId", kind="parameters"), *QUERY],
             "get": {
-                "summary": "What a stored response was made from",
+                "summary": "The input items of a stored response and of those that it continues",
                 "responses": {"200": json_content("A page of items.", ref("List")), **failures},
             },
         },
@@ -149,7 +149,7 @@ def _feedback() -> Json:
     example = {"interaction_id": "0199", "metric": "accepted", "value": True}
     many = {"type": "array", "items": ref("Feedback"), "minItems": 1, "maxItems": MAX_BATCH}
     schema = {"anyOf": [ref("Feedback"), many]}
-    given = {"one": {"value": example}, "several": {"value": [example, example]}}
+    examples = {"one": {"value": example}, "several": {"value": [example, example]}}
     return {
         "/v1/feedback": {
             "post": {
@@ -157,7 +157,7 @@ def _feedback() -> Json:
                 "parameters": TERMS[1:],
                 "requestBody": {
                     "required": True,
-                    "content": {"application/json": {"schema": schema, "examples": given}},
+                    "content": {"application/json": {"schema": schema, "examples": examples}},
                 },
                 "responses": {
                     "200": json_content("It is stored.", ref("FeedbackTaken")),
@@ -180,12 +180,14 @@ def _others() -> Json:
                 },
             }
         },
-        "/health/live": _open("Whether the process runs", {"200": text_content("It does.")}),
+        "/health/live": _open(
+            "Whether the process runs", {"200": text_content("The process runs.")}
+        ),
         "/health/ready": _open(
             "Whether requests are answered",
             {
-                "200": json_content("They are.", ready),
-                "503": json_content("They are not, and why.", ready),
+                "200": json_content("Requests are answered.", ready),
+                "503": json_content("Requests are not answered; `reason` says why.", ready),
             },
         ),
         "/metrics": _open("Counters for Prometheus", {"200": text_content("The counters.")}),
@@ -226,7 +228,7 @@ def _body(name: str, example: Json) -> Json:
 
 
 def _open(summary: str, responses: Json) -> Json:
-    """A route that asks for no key."""
+    """A route that needs no API key."""
     return {"get": {"summary": summary, "security": [], "responses": responses}}
 
 

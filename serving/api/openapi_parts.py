@@ -1,4 +1,4 @@
-"""The parts of the OpenAPI document that no model of ours describes: headers, answers, errors."""
+"""Parts of the OpenAPI document that come from no pydantic model: headers, answers, errors."""
 
 from http import HTTPStatus
 from typing import Any, Literal
@@ -28,13 +28,16 @@ def text_content(description: str) -> Json:
 
 
 def error(status: int, schema: str) -> Json:
-    """A refusal in an envelope; 429 and 503 say when to come back."""
-    found = json_content(HTTPStatus(status).phrase, ref(schema))
+    """A refusal in an envelope; with 429 and 503 comes a `retry-after`."""
+    response = json_content(HTTPStatus(status).phrase, ref(schema))
     if status in (429, 503):
-        found["headers"] = {
-            "retry-after": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 1}}
+        response["headers"] = {
+            "retry-after": {
+                "description": "Seconds to wait.",
+                "schema": {"type": "integer", "minimum": 1},
+            }
         }
-    return found
+    return response
 
 
 def _header(name: str, description: str, schema: Json) -> Json:
@@ -59,7 +62,7 @@ TERMS = [
     ),
     _header(
         "x-onlinerl-consent",
-        "Narrows what the key allows to be done with this request.",
+        "Narrows the consent of the key for this request.",
         {"type": "string", "enum": ["none", "log", "train"]},
     ),
 ]
@@ -81,11 +84,12 @@ QUERY = [
 ANSWERS: Json = {
     name: {"description": description, "schema": {"type": "string"}}
     for name, description in {
-        "x-onlinerl-interaction-id": "What feedback refers to.",
+        "x-onlinerl-interaction-id": "The id that feedback refers to.",
         "x-onlinerl-session-id": "The session of this answer.",
-        "x-onlinerl-policy-version": "What sampled the first token; of a stream, what served last.",
-        "x-ratelimit-remaining-requests": "Of a key with a rate of requests.",
-        "x-ratelimit-remaining-tokens": "Of a key with a rate of tokens.",
+        "x-onlinerl-policy-version": "The version that sampled the first token; for a stream, "
+        "the one that was last seen to serve.",
+        "x-ratelimit-remaining-requests": "For a key with a rate of requests.",
+        "x-ratelimit-remaining-tokens": "For a key with a rate of tokens.",
     }.items()
 }
 """Headers of an answer."""
@@ -168,4 +172,4 @@ COMPONENTS: Json = {
         "Versions": _object("version", "policy", "policy_versions"),
     },
 }
-"""Everything that is referred to by name, beside the bodies."""
+"""Components of the document, without the schemas of bodies."""

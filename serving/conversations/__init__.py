@@ -1,4 +1,4 @@
-"""The exact tokens of earlier turns, so that the next turn extends them.
+"""Remembers the exact tokens of earlier turns, so that next turns extend them.
 
-Imports `interaction`.
+Imports `interaction` and `encoding`.
 """

@@ -1,4 +1,4 @@
-"""JSON and server-sent events, read and written in one way.
+"""JSON and server-sent events: the one place where they are read and written.
 
 Imports nothing of ours.
 """

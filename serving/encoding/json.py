@@ -1,7 +1,8 @@
-"""JSON that every reader takes: what callers and models write is read no other way.
+"""Strict JSON parsing for everything that callers and models write, and the ways JSON is written.
 
-Python's reader takes more than RFC 8259 and RFC 7493 (I-JSON) allow: NaN, numbers beyond a float,
-and halves of surrogate pairs, which nothing that is sent or logged can hold.
+Python's parser accepts more than RFC 8259 and RFC 7493 (I-JSON) allow: NaN, numbers beyond a float,
+and halves of surrogate pairs. None of these can be sent or logged, so they are refused on the way
+in.
 """
 
 import json
@@ -14,17 +15,20 @@ Body = dict[str, Any]
 """A JSON object that is about to be written."""
 
 MAX_DEPTH = 128
-"""Objects and lists within each other."""
+"""Most objects and lists that may be nested within each other."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
+_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_SORTED = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
 def read_json_text(text: str) -> object:
-    """The value that `text` is.
+    """Parse `text`.
 
     Raises:
-        ValueError: when it is no JSON, is nested deeper than `MAX_DEPTH`, or holds a number or a
-            text that others cannot read.
+        ValueError: `text` is no JSON, is nested deeper than `MAX_DEPTH`, or holds a number or a
+            string that other JSON readers refuse.
     """
     text.encode()
     try:
@@ -34,11 +38,27 @@ def read_json_text(text: str) -> object:
     if text.count("[") + text.count("{") > MAX_DEPTH and _is_too_deep(value):
         raise ValueError(_TOO_DEEP)
     if _SURROGATE.search(text) is not None:
-        json.dumps(value, ensure_ascii=False).encode()
+        unescaped_json(value).encode()
     return value
 
 
-_TOO_DEEP = f"it is nested deeper than {MAX_DEPTH} levels"
+def to_json(value: object) -> bytes:
+    """Compact JSON for answers and files; ASCII only, so that no reader splits a line in a string.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    return _COMPACT.encode(value).encode("ascii")
+
+
+def sorted_json(value: object) -> str:
+    """Compact JSON with sorted keys, for digests: equal for equal values, whatever their order."""
+    return _SORTED.encode(value)
+
+
+def unescaped_json(value: object) -> str:
+    """JSON that keeps every character as it is, for text that a model reads."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _refuse_constant(name: str) -> object:
@@ -63,8 +83,3 @@ def _items(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
-
-
-def to_json(body: Body) -> bytes:
-    """Compact and ASCII only, so that no reader can split a line inside a string."""
-    return json.dumps(body, separators=(",", ":"), allow_nan=False).encode("ascii")

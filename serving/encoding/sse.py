@@ -1,7 +1,7 @@
-"""Server-sent events, framed on bytes.
+"""Server-sent events, read and written as bytes.
 
-Never on text lines: `splitlines` also splits on U+2028, U+2029 and U+0085, which JSON may hold,
-and a UTF-8 character may arrive in two pieces.
+Reading lines of text would be wrong: `splitlines` also splits at U+2028, U+2029 and U+0085, which
+JSON may hold, and a UTF-8 character may arrive in two pieces.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,11 @@ DONE = b"[DONE]"
 
 
 class EventFramer:
-    """Bytes in, the `data` of whole events out. Holds at most `max_bytes` of an unfinished one."""
+    """Takes bytes as they arrive and gives the `data` of each whole event.
+
+    Args:
+        max_bytes: Largest size of an unfinished event.
+    """
 
     def __init__(self, *, max_bytes: int = 64 * 2**20) -> None:
         self._held = bytearray()
@@ -20,14 +24,14 @@ class EventFramer:
         """The events that `piece` completes.
 
         Raises:
-            ValueError: when an event is larger than the bound.
+            ValueError: an event is larger than `max_bytes`.
         """
         held = self._held
-        # Only what is new can hold the end of an event, save the last three bytes before it: a
-        # large event that comes in many pieces is then looked through once, not once a piece.
-        seen = max(len(held) - 3, 0)
+        # The end of an event lies in the new piece or in the three bytes before it. Searching only
+        # there keeps a large event in many pieces from being searched once for every piece.
+        start = max(len(held) - 3, 0)
         held += piece
-        if b"\n\n" in held[seen:] or b"\n\r\n" in held[seen:]:
+        if b"\n\n" in held[start:] or b"\n\r\n" in held[start:]:
             *events, rest = bytes(held).replace(b"\r\n", b"\n").split(b"\n\n")
             self._held = bytearray(rest)
         else:
@@ -46,10 +50,10 @@ def _value(line: bytes) -> bytes:
 
 
 def event(data: bytes) -> bytes:
-    """One event that carries `data`, which holds no line break."""
+    """One event with `data`, which must hold no line break."""
     return b"data: " + data + b"\n\n"
 
 
 def named_event(name: str, data: bytes) -> bytes:
-    """One event of the type `name`; `data` holds no line break."""
+    """One event of the type `name`; `data` must hold no line break."""
     return b"event: " + name.encode("ascii") + b"\n" + event(data)

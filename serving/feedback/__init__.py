@@ -1,4 +1,4 @@
-"""`/v1/feedback`: signals of users become events.
+"""`/v1/feedback`: records signals about answers and sessions as events.
 
 Imports `http`, `access`, `wire` and what is below them.
 """

@@ -1,4 +1,4 @@
-"""What `/v1/feedback` takes: a signal about an answer or a session, or a list of them."""
+"""The body of `/v1/feedback`: a signal about an answer or a session, or a list of them."""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -19,10 +19,10 @@ from onlinerl.rollout_store.schema import FeedbackSource
 from onlinerl.serving.wire.parameters import refusal, wrong
 
 MAX_BATCH = 100
-"""Feedbacks in one list."""
+"""Most feedbacks in one list."""
 
 _MAX_INDEX = 2**63 - 1
-"""The most that a column holds."""
+"""Largest value of the column."""
 
 
 def _in_utc(given_at: datetime) -> datetime:
@@ -38,8 +38,8 @@ _Tag = Annotated[str, StringConstraints(max_length=512)]
 _Time = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
-def _given(name: str, *, but_not: str | None = None, nor: str | None = None) -> JsonValue:
-    """A schema of objects that have a field and not some others."""
+def _requires(name: str, *, but_not: str | None = None, nor: str | None = None) -> JsonValue:
+    """A schema of objects that have the field `name`, and neither `but_not` nor `nor`."""
     absent: dict[str, JsonValue] = {
         other: {"type": "null"} for other in (but_not, nor) if other is not None
     }
@@ -54,13 +54,13 @@ class FeedbackBody(BaseModel):
         allow_inf_nan=False,
         use_attribute_docstrings=True,
         title="Feedback",
-        # What the event's validators check, in the words of JSON schema.
+        # The checks of the event's validators, as JSON schema.
         json_schema_extra={
             "oneOf": [
-                _given("interaction_id", but_not="session_id"),
-                _given("session_id", but_not="interaction_id", nor="choice_index"),
+                _requires("interaction_id", but_not="session_id"),
+                _requires("session_id", but_not="interaction_id", nor="choice_index"),
             ],
-            "anyOf": [_given("value"), _given("demonstration"), _given("retracts")],
+            "anyOf": [_requires("value"), _requires("demonstration"), _requires("retracts")],
         },
     )
 
@@ -73,7 +73,7 @@ class FeedbackBody(BaseModel):
     choice_index: int | None = Field(default=None, ge=0, le=_MAX_INDEX)
     """One choice of several; every one when absent."""
     metric: str = Field(min_length=1, max_length=128)
-    """What is judged."""
+    """Name of the judgement, e.g. `accepted`."""
     value: float | None = Field(default=None)
     """The judgement; true is 1, false is 0."""
     source: FeedbackSource = "user"
@@ -85,7 +85,7 @@ class FeedbackBody(BaseModel):
     retracts: _Id | None = None
     """The id of an earlier feedback that no longer counts."""
     user: str | None = Field(default=None, max_length=512)
-    """Who gives it, as the caller calls them; only a keyed hash is logged."""
+    """Who gives it; only a keyed hash is logged."""
     given_at: _Time | None = None
     """When it was given; now when absent."""
     tags: dict[str, _Tag] = Field(default={}, max_length=64)
@@ -96,18 +96,21 @@ def read_feedback(body: object, *, at: str = "") -> FeedbackBody:
     """A checked feedback.
 
     Args:
-        body: as it came, parsed JSON.
-        at: where it stands in a list; empty for one alone.
+        body: Parsed JSON.
+        at: Its place in a list; empty for a single one.
 
     Raises:
-        RequestRefused: naming what is wrong.
+        RequestRefused: a field is wrong; the error names it.
     """
     try:
         feedback = FeedbackBody.model_validate(body)
     except ValidationError as error:
         raise refusal(error, at=at) from error
     if feedback.choice_index is not None and feedback.interaction_id is None:
-        raise wrong(_named("choice_index", at=at), "needs interaction_id: a session has no choices")
+        raise wrong(
+            f"{at}.choice_index" if at else "choice_index",
+            "needs interaction_id: a session has no choices",
+        )
     return feedback
 
 
@@ -115,12 +118,8 @@ def read_list(body: list[object]) -> list[FeedbackBody]:
     """Every feedback of a list.
 
     Raises:
-        RequestRefused: naming what is wrong with the first that is; a list is taken whole or not.
+        RequestRefused: one of them is wrong, or the list is empty or too long.
     """
     if not 1 <= len(body) <= MAX_BATCH:
         raise RequestRefused(f"a list holds 1 to {MAX_BATCH} feedbacks, not {len(body)}")
     return [read_feedback(item, at=str(number)) for number, item in enumerate(body)]
-
-
-def _named(name: str, *, at: str) -> str:
-    return f"{at}.{name}" if at else name

@@ -126,8 +126,8 @@ class Prompts:
             token_ids=array("i", [*exchange.prompt_ids, *choice.sampled.token_ids]),
             thinking=exchange.request.prompt.thinking,
             consent=exchange.consent,
-            whole=not choice.is_cut,
-            logged=logged,
+            is_whole=not choice.is_cut,
+            is_logged=logged,
         )
         self._conversations.remember(
             [*exchange.request.messages, choice.message],
@@ -145,7 +145,7 @@ class Prompts:
     def _rest(self, conversation: Conversation, match: Match) -> Sequence[int]:
         """What follows the tokens of the known turn; empty when that cannot be proven."""
         turn = match.turn
-        if not turn.whole or not self._is_told_alike(conversation, match):
+        if not turn.is_whole or not self._is_told_alike(conversation, match):
             return []
         return self._renderer.extend(
             conversation, num_known=match.num_messages, known_ids=turn.token_ids
@@ -161,7 +161,7 @@ class Prompts:
             for message in conversation.messages[: match.num_messages - 1]
         ]
         asked = replace(conversation, messages=tuple(answered))
-        return self._renderer.is_told_alike(asked, thinking=match.turn.thinking)
+        return self._renderer.is_same_prompt(asked, thinking=match.turn.thinking)
 
     def _fits(self, request: Request, num_prompt: int) -> bool:
         """Whether the model has room for a prompt and what is to be sampled."""
@@ -213,7 +213,7 @@ def tools_of(request: Request) -> Sequence[Tool]:
 def _lineage(turn: Turn, *, consent: Consent) -> Lineage:
     # A row must be readable under its own consent, so it never leans on a narrower one.
     covered = narrowest(turn.consent, consent) == consent
-    if not (turn.logged and covered):
+    if not (turn.is_logged and covered):
         return Lineage(session_id=turn.session_id)
     return Lineage(
         session_id=turn.session_id,

@@ -9,7 +9,6 @@ key: what was sampled of it is logged, and the next request with the key is samp
 import asyncio
 import contextlib
 import hashlib
-import json
 import re
 import time
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from starlette.types import Message, Receive, Send
 
 from onlinerl.errors import RequestRefused
 from onlinerl.serving.config import IdempotencyConfig
+from onlinerl.serving.encoding.json import sorted_json
 from onlinerl.serving.interaction.caller import Caller
 from onlinerl.serving.observability.metrics import GatewayMetrics
 
@@ -62,7 +62,7 @@ def once(
         return None
     if _SYNTAX.fullmatch(header) is None:
         raise RequestRefused(f"{_PARAM}: give 1 to 255 printable ASCII characters", 400, _PARAM)
-    text = json.dumps([body, list(terms)], sort_keys=True, separators=(",", ":"))
+    text = sorted_json([body, list(terms)])
     return Once(
         scope=(caller.tenant, caller.name, path, header),
         digest=hashlib.sha256(text.encode()).digest(),

@@ -23,7 +23,7 @@ from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.ids import check_session_id
 from onlinerl.serving.interaction.pieces import Outcome
 from onlinerl.serving.interaction.request import Request
-from onlinerl.serving.wire.protocol import Asked, StreamWriter, Wire
+from onlinerl.serving.wire.protocol import IncomingRequest, StreamWriter, Wire
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +69,9 @@ class WireRoute:
         try:
             config = self._gateway.config
             body = await read_json(scope, receive, config=config)
-            asked = Asked(body=body, headers=headers, caller=caller, config=config)
+            incoming = IncomingRequest(body=body, headers=headers, caller=caller, config=config)
             call = _Call(
-                request=await self._wire.read(asked),
+                request=await self._wire.read(incoming),
                 caller=caller,
                 terms=terms_of(headers),
                 ticket=ticket,
@@ -158,7 +158,7 @@ class WireRoute:
     async def _keep(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> EngineFailed | None:
         """Let the protocol keep what it needs; why it could not."""
         try:
-            await self._wire.ended(exchange, outcomes)
+            await self._wire.keep(exchange, outcomes)
         except Exception:
             logger.exception("an answer was not kept")
             return EngineFailed("the gateway failed to keep the answer", 500)

@@ -35,6 +35,11 @@ class GatewayMetrics:
             ("kind", POLICY_VERSION),
             registry=registry,
         )
+        self.unparsed_calls = Counter(
+            "onlinerl_gateway_unparsed_calls",
+            "Answers whose calls the family's parser could not read; they are shown as text.",
+            registry=registry,
+        )
         self.untrainable = Counter(
             "onlinerl_gateway_untrainable",
             "Interactions that are logged but cannot be learned from.",
@@ -63,6 +68,11 @@ class GatewayMetrics:
         self.keys_fault = Gauge(
             "onlinerl_gateway_keys_fault",
             "1 while the keys file cannot be used and the keys are those of before.",
+            registry=registry,
+        )
+        self.keys_failures = Counter(
+            "onlinerl_gateway_keys_failures",
+            "Attempts to read the keys file that failed.",
             registry=registry,
         )
         self.limited = Counter(

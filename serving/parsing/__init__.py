@@ -1,4 +1,4 @@
-"""Sampled token ids to text, reasoning and tool calls.
+"""Turns sampled token ids into text, reasoning and tool calls.
 
 Imports `tokens`, `interaction` and `encoding`.
 """

@@ -1,6 +1,6 @@
-"""How each family of `renderers` marks reasoning and calls in what it samples.
+"""How each family of `renderers` marks reasoning and calls in its answers.
 
-Enough to show text as it comes; calls themselves are read by the family's own parser.
+This is enough to show text as it comes. Calls are read by the family's own parser.
 """
 
 # ruff: noqa: RUF001 the markers are spelled with these characters
@@ -14,38 +14,38 @@ from onlinerl.serving.parsing.tagged_text import Markers
 
 @dataclass(frozen=True, kw_only=True)
 class TagMarkup:
-    """Families that think between two markers and then answer."""
+    """Markup of families that reason between two markers and then answer."""
 
     markers: Markers = field(default_factory=Markers)
     inner: tuple[str, ...] = ("</tool_call>",)
-    """Markers within calls, which text that follows them does not show."""
+    """Markers within calls, which are never shown as text."""
     bare_calls: bool = False
-    """Whether a call is an answer that is one JSON object, without a marker."""
+    """Whether a call is an answer that is one JSON object without a marker."""
 
     @property
     def reasons(self) -> bool:
-        """Whether models of the family may think."""
+        """Whether models of the family may reason."""
         return bool(self.markers.think_open)
 
     @property
     def reasoning_headers(self) -> tuple[str, ...]:
-        """What reasoning may begin with."""
+        """Texts that reasoning may begin with."""
         return (self.markers.think_open,) if self.reasons else ()
 
     @property
     def reasoning_ends(self) -> tuple[str, ...]:
-        """What reasoning ends with."""
+        """Texts that reasoning may end with."""
         return (self.markers.think_close,) if self.reasons else ()
 
     @property
     def empty_thoughts(self) -> tuple[str, ...]:
-        """What an answer without reasoning may begin with, in prompts that open it and others."""
+        """Texts that an answer without reasoning may begin with."""
         markers = self.markers
         return ("", markers.think_close, markers.think_open + markers.think_close)
 
     @property
     def shown(self) -> frozenset[str]:
-        """Markers that count where they are tokens of their own."""
+        """Markers that are spelled out if they are tokens of their own."""
         markers = self.markers
         return frozenset(
             {markers.think_open, markers.think_close, *markers.call_opens, *self.inner}
@@ -54,35 +54,35 @@ class TagMarkup:
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelMarkup:
-    """Families whose answers are messages, each with a header that names its channel."""
+    """Markup of families whose answers are messages, each with a header that names its channel."""
 
     headers: Mapping[str, Literal["text", "reasoning"]]
-    """Whole headers; a message with another one is a call."""
+    """Whole headers; a message with any other header is a call."""
     ends: tuple[str, ...]
-    """What ends a message."""
+    """Texts that end a message."""
     inner: tuple[str, ...] = ()
     """Markers within the headers of calls."""
     reasons: bool = True
 
     @property
     def empty_thoughts(self) -> tuple[str, ...]:
-        """What an answer without reasoning may begin with, in prompts that open it and others."""
+        """Texts that an answer without reasoning may begin with."""
         texts = [header for header, what in self.headers.items() if what == "text"]
         return (*texts, *(self.ends[0] + text for text in texts))
 
     @property
     def reasoning_headers(self) -> tuple[str, ...]:
-        """What reasoning may begin with."""
+        """Texts that reasoning may begin with."""
         return tuple(header for header, what in self.headers.items() if what == "reasoning")
 
     @property
     def reasoning_ends(self) -> tuple[str, ...]:
-        """What reasoning ends with."""
+        """Texts that reasoning may end with."""
         return self.ends
 
     @property
     def shown(self) -> frozenset[str]:
-        """Markers that count where they are tokens of their own."""
+        """Markers that are spelled out if they are tokens of their own."""
         in_headers = {f"<{part}" for header in self.headers for part in header.split("<")[1:]}
         tokens = {token[: token.find(">") + 1] for token in in_headers}
         return frozenset({*tokens, *self.ends, *self.inner})
@@ -175,5 +175,5 @@ _OTHERS: Mapping[str, FamilyMarkup] = {
 
 
 def markup_of(family: str) -> FamilyMarkup:
-    """The markup of a family; most think in `<think>` and call in `<tool_call>`."""
+    """The markup of a family; most reason in `<think>` and call in `<tool_call>`."""
     return _OTHERS.get(family, TagMarkup())

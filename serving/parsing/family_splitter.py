@@ -1,30 +1,34 @@
-"""Answers of the families of `renderers`, told apart as text comes in.
+"""Splits answers of the families of `renderers` into text, reasoning and calls as they come.
 
-Text and reasoning are shown as they come. From the first marker of a call on everything is held
-until the answer ends; then the family's own parser reads the calls.
+Text and reasoning are shown at once. From the first marker of a call on everything is held until
+the answer ends; then the family's own parser reads the calls.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
+from typing_extensions import override
+
 from onlinerl.serving.parsing.family_markup import ChannelMarkup, TagMarkup
-from onlinerl.serving.parsing.output_parser import Part, Said, Thought
-from onlinerl.serving.parsing.tagged_text import Expected, TaggedSplitter, split_at
+from onlinerl.serving.parsing.output_parser import Part, ReasoningPart, Splitter, TextPart
+from onlinerl.serving.parsing.tagged_text import AnswerFeatures, TaggedSplitter, split_at
 
 ReadCalls = Callable[[str], Sequence[Part]]
-"""What the held text of calls, to the end of the answer, is: calls, or the text itself."""
+"""Reads the held text, from the first call to the end of the answer, as calls or as text."""
 
 
 class HeldCallsSplitter(TaggedSplitter):
-    """For `TagMarkup`."""
+    """The `Splitter` for `TagMarkup`."""
 
-    def __init__(self, expected: Expected, markup: TagMarkup, *, read_calls: ReadCalls) -> None:
-        super().__init__(expected, markup.markers)
+    def __init__(
+        self, features: AnswerFeatures, markup: TagMarkup, *, read_calls: ReadCalls
+    ) -> None:
+        super().__init__(features, markup.markers)
         self._read_calls = read_calls
-        self._may_be_bare = markup.bare_calls and expected.tools
-        """Whether nothing was said yet, so that all of it may still be one call."""
+        self._may_be_bare = markup.bare_calls and features.tools
+        """Whether nothing was shown yet, so that the whole answer may still be one call."""
 
-    def _say(self) -> Iterator[Part]:
+    def _read_text(self) -> Iterator[Part]:
         if self._may_be_bare:
             body = self._held.lstrip()
             if not body:
@@ -33,9 +37,9 @@ class HeldCallsSplitter(TaggedSplitter):
             if body.startswith("{"):
                 self._state = "call"
                 return
-        yield from super()._say()
+        yield from super()._read_text()
 
-    def _call(self) -> Iterator[Part]:
+    def _read_call(self) -> Iterator[Part]:
         self._keep_up_to(len(self._held))
         yield from ()
 
@@ -43,29 +47,31 @@ class HeldCallsSplitter(TaggedSplitter):
         return self._read_calls(held)
 
 
-class ChannelSplitter:
-    """For `ChannelMarkup`.
+class ChannelSplitter(Splitter):
+    """The `Splitter` for `ChannelMarkup`.
 
     header ──known──► text or reasoning ──end of message──► header ──unknown──► call, to the end
     """
 
-    def __init__(self, expected: Expected, markup: ChannelMarkup, *, read_calls: ReadCalls) -> None:
+    def __init__(
+        self, features: AnswerFeatures, markup: ChannelMarkup, *, read_calls: ReadCalls
+    ) -> None:
         self._markup = markup
-        self._tools = expected.tools
+        self._tools = features.tools
         self._read_calls = read_calls
         self._state: Literal["header", "text", "reasoning", "call"] = (
-            "reasoning" if expected.opened else "header"
+            "reasoning" if features.starts_reasoning else "header"
         )
         self._held = ""
         self._kept: list[str] = []
 
     @property
+    @override
     def thinking(self) -> bool:
-        """Whether what comes next is reasoning."""
         return self._state == "reasoning"
 
+    @override
     def push(self, text: str) -> Sequence[Part]:
-        """The parts that `text` decides."""
         self._held += text
         parts: list[Part] = []
         before = ("", "")
@@ -74,16 +80,16 @@ class ChannelSplitter:
             parts += self._step()
         return parts
 
+    @override
     def end(self) -> Sequence[Part]:
-        """What is held back: a message without a known header is a call, or else text."""
         held = "".join([*self._kept, self._held])
         self._kept, self._held = [], ""
         if not held.strip():
             return []
         if self._state == "reasoning":
-            return [Thought(held)]
+            return [ReasoningPart(held)]
         if self._state == "text" or not self._tools:
-            return [Said(held)]
+            return [TextPart(held)]
         return self._read_calls(held)
 
     def _step(self) -> Iterator[Part]:
@@ -95,7 +101,7 @@ class ChannelSplitter:
         else:
             split = split_at(self._held, self._markup.ends, space="")
             if split.shown:
-                yield Thought(split.shown) if self.thinking else Said(split.shown)
+                yield ReasoningPart(split.shown) if self.thinking else TextPart(split.shown)
             self._held = split.rest
             if split.marker:
                 self._state = "header"

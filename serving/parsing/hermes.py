@@ -1,15 +1,15 @@
 """Tool calls in the form of Hermes, which most ChatML models write.
 
-Tools stand in the system message, a call is `<tool_call>` around JSON with `name` and
-`arguments`, a result is `<tool_response>` in a turn of the user. Models whose own template
-describes tools in this form use their template; this is for those whose template does not.
+Tools are described in the system message. A call is `<tool_call>` around JSON with `name` and
+`arguments`; a result is `<tool_response>` in a user turn. This module writes that form for models
+whose own chat template cannot.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from onlinerl.serving.encoding.json import read_json_text
+from onlinerl.serving.encoding.json import read_json_text, unescaped_json
 
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
@@ -38,7 +38,7 @@ Turn = Mapping[str, str]
 
 def with_tools(system: str, tools: Sequence[Mapping[str, object]]) -> str:
     """A system message that also describes `tools` (OpenAI's form)."""
-    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    lines = "\n".join(unescaped_json(tool) for tool in tools)
     block = f"{_HEADER}{lines}{_FOOTER}"
     return f"{system}\n\n{block}" if system else block
 
@@ -46,29 +46,28 @@ def with_tools(system: str, tools: Sequence[Mapping[str, object]]) -> str:
 def with_calls(content: str, calls: Sequence[tuple[str, str]]) -> str:
     """An assistant's text and its calls: names with the JSON text of their arguments."""
     blocks = [
-        f'{CALL_OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, '
-        f'"arguments": {arguments}}}\n{CALL_CLOSE}'
+        f'{CALL_OPEN}\n{{"name": {unescaped_json(name)}, "arguments": {arguments}}}\n{CALL_CLOSE}'
         for name, arguments in calls
     ]
     return "\n".join([content, *blocks] if content else blocks)
 
 
 def results(contents: Sequence[str]) -> str:
-    """One turn with the results of one or more calls."""
+    """The content of a user turn with the results of one or more calls."""
     return "\n".join(f"{_RESULT_OPEN}\n{content}\n{_RESULT_CLOSE}" for content in contents)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenCall:
-    """What a model wrote between the markers."""
+    """The call that a model wrote between the markers."""
 
     name: str
     arguments: str
-    """JSON text of an object, as it was written."""
+    """JSON text of an object, as the model wrote it."""
 
 
 def read_call(text: str) -> WrittenCall | None:
-    """The call that `text` (between the markers) is; None when it is not one."""
+    """The call in `text`, which stood between the markers; None if it is malformed."""
     try:
         members = _members(text.strip())
         name = read_json_text(members["name"])
@@ -82,14 +81,14 @@ def read_call(text: str) -> WrittenCall | None:
 
 
 class JsonStart:
-    """The beginning of a JSON value, piece by piece: whether it ends within one of its strings."""
+    """Follows the beginning of a JSON value to know whether it ends within one of its strings."""
 
     def __init__(self) -> None:
         self.inside_text = False
         self._escaped = False
 
     def push(self, piece: str) -> None:
-        """What follows."""
+        """Add the next piece of the value."""
         inside, escaped = self.inside_text, self._escaped
         for character in piece:
             if escaped:
@@ -102,10 +101,10 @@ class JsonStart:
 
 
 def _members(text: str) -> dict[str, str]:
-    """The members of a JSON object with their values as they are written.
+    """The members of a JSON object, with their values as they were written.
 
     Raises:
-        ValueError: when `text` is not exactly one JSON object.
+        ValueError: `text` is not exactly one JSON object.
     """
     decoder = json.JSONDecoder()
     members: dict[str, str] = {}
@@ -117,7 +116,7 @@ def _members(text: str) -> dict[str, str]:
         start = _expect(text, _skip_space(text, at), ":")
         _, end = decoder.raw_decode(text, start)
         if not isinstance(name, str):
-            raise ValueError("the name of a member is a string")
+            raise ValueError("the name of a member is not a string")
         members[name] = text[start:end]
         at = _skip_space(text, end)
     if at + 1 != len(text):
@@ -126,7 +125,7 @@ def _members(text: str) -> dict[str, str]:
 
 
 def _expect(text: str, at: int, character: str) -> int:
-    """The place after `character` and the space that follows it."""
+    """The place after `character` and the white space that follows it."""
     if text[at : at + 1] != character:
         raise ValueError(f"no {character!r} at {at}")
     return _skip_space(text, at + 1)

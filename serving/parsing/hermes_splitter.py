@@ -1,47 +1,47 @@
-"""Calls in the form of Hermes, read as soon as each is whole."""
+"""Reads calls in the form of Hermes, each as soon as it is whole."""
 
 from collections.abc import Iterator, Sequence
 
 from onlinerl.serving.interaction.request import ToolCall
 from onlinerl.serving.parsing import hermes
-from onlinerl.serving.parsing.output_parser import NewId, Part, Said, new_call_id
+from onlinerl.serving.parsing.output_parser import NewId, Part, TextPart, new_call_id
 from onlinerl.serving.parsing.tagged_text import (
-    Expected,
+    AnswerFeatures,
     Markers,
     Split,
     State,
     TaggedSplitter,
-    undecided,
+    tail_start,
 )
 
 _SLICE = 4096
-"""Characters of a draft that are read at once."""
+"""Number of characters of a draft that are read at once."""
 
 
 class HermesSplitter(TaggedSplitter):
-    """`<tool_call>` around JSON; what comes after a call may be another one, or text."""
+    """The `Splitter` for `<tool_call>` around JSON; after a call comes another one, or text."""
 
-    def __init__(self, expected: Expected, *, new_id: NewId = new_call_id) -> None:
-        super().__init__(expected, Markers(call_opens=(hermes.CALL_OPEN,)))
+    def __init__(self, features: AnswerFeatures, *, new_id: NewId = new_call_id) -> None:
+        super().__init__(features, Markers(call_opens=(hermes.CALL_OPEN,)))
         self._new_id = new_id
         self._json = hermes.JsonStart()
-        """What is kept of the body of a call."""
+        """Follows the body of the open call."""
 
     def _open_call(self, state: State, split: Split) -> None:
         super()._open_call(state, split)
         self._json = hermes.JsonStart()
 
-    def _call(self) -> Iterator[Part]:
+    def _read_call(self) -> Iterator[Part]:
         close = hermes.CALL_CLOSE
         while True:
             end = self._held.find(close)
             if end < 0:
-                self._keep(undecided(self._held, [close]))
+                self._keep(tail_start(self._held, [close]))
                 return
             self._keep(end)
             if not self._json.inside_text:
                 break
-            # This marker is part of an argument.
+            # The marker stands within an argument.
             self._keep(len(close))
         gap, opening, *body = self._kept
         written, rest = "".join(body), self._held.removeprefix(close)
@@ -49,7 +49,7 @@ class HermesSplitter(TaggedSplitter):
         self._kept = []
         if call is None:
             self._state, self._held, self._after_markup = "text", rest, False
-            yield Said(f"{gap}{opening}{written}{close}")
+            yield TextPart(f"{gap}{opening}{written}{close}")
         else:
             self._enter("text", rest)
             yield ToolCall(id=self._new_id(), name=call.name, arguments=call.arguments)
@@ -60,8 +60,8 @@ class HermesSplitter(TaggedSplitter):
 
     def _read_unfinished(self, held: str) -> Sequence[Part]:
         if self._state == "call":
-            return [Said(held)]
-        inner = HermesSplitter(Expected(tools=True), new_id=self._new_id)
-        # In slices, or every marker would cost a copy of all that follows it.
+            return [TextPart(held)]
+        inner = HermesSplitter(AnswerFeatures(tools=True), new_id=self._new_id)
+        # In slices: otherwise every marker would cost a copy of all text after it.
         slices = [held[at : at + _SLICE] for at in range(0, len(held), _SLICE)]
         return [*(part for piece in slices for part in inner.push(piece)), *inner.end()]

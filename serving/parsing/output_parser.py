@@ -1,14 +1,16 @@
 """From sampled ids to the pieces that a caller sees, token by token.
 
-    ids ─► TextStream (whole characters) ─► StopFinder (cut) ─► Splitter (what is what) ─► pieces
+    ids ─► TextSource (whole characters) ─► StopFinder (cut) ─► Splitter (kinds of text) ─► pieces
 
-What was shown so far is kept beside it, so a streamed answer and a whole one cannot differ.
+The parser remembers everything that it has shown, so a streamed and a whole answer cannot differ.
 """
 
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from typing_extensions import override
 
 from onlinerl.serving.interaction.pieces import (
     ArgumentsDelta,
@@ -22,11 +24,11 @@ from onlinerl.serving.tokens.decoder import Decode, StopFinder, TextSource, Text
 
 
 class OutputParser(Protocol):
-    """Reads one choice. Pieces come without logprobs and without the `Finish`."""
+    """Reads one choice; make one for each. Its pieces have no logprobs, and no `Finish`."""
 
     @property
     def cut_at(self) -> str | None:
-        """The stop string that ended the answer; tokens after it are not to be pushed."""
+        """The stop string that ended the answer; push no token after it."""
 
     @property
     def content(self) -> str:
@@ -34,7 +36,7 @@ class OutputParser(Protocol):
 
     @property
     def reasoning(self) -> str | None:
-        """Reasoning that was shown so far; None when there was none."""
+        """Reasoning that was shown so far; None if there was none."""
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -42,62 +44,62 @@ class OutputParser(Protocol):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Tokens pushed while the model thought, its markers included."""
+        """Number of tokens within reasoning, its markers included."""
 
     def push(self, token_id: int) -> Sequence[Piece]:
-        """What this token makes visible; often nothing yet."""
+        """The pieces that this token completes; often none."""
 
     def end(self) -> Sequence[Piece]:
-        """What is still held back, when no token follows."""
+        """The pieces that are still held back; call it after the last token."""
 
 
 @dataclass(frozen=True)
-class Said:
+class TextPart:
     """Text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Thought:
+class ReasoningPart:
     """Text of the reasoning."""
 
     text: str
 
 
-Part = Said | Thought | ToolCall
+Part = TextPart | ReasoningPart | ToolCall
 
 
 class Splitter(Protocol):
-    """Tells text, reasoning and calls apart; holds back what may be the start of markup."""
+    """Splits text into text, reasoning and calls; holds back what may become markup."""
 
     @property
     def thinking(self) -> bool:
-        """Whether what comes next is reasoning."""
+        """Whether the next text is reasoning."""
 
     def push(self, text: str) -> Sequence[Part]:
-        """The parts that `text` decides."""
+        """The parts that `text` completes."""
 
     def end(self) -> Sequence[Part]:
-        """What is held back, when nothing follows."""
+        """The parts that are still held back; call it after the last text."""
 
 
-class PlainSplitter:
-    """Everything is text."""
+class PlainSplitter(Splitter):
+    """The `Splitter` of answers without markup: everything is text."""
 
     thinking = False
 
+    @override
     def push(self, text: str) -> Sequence[Part]:
-        """The text itself."""
-        return [Said(text)] if text else []
+        return [TextPart(text)] if text else []
 
+    @override
     def end(self) -> Sequence[Part]:
-        """Nothing is ever held."""
         return []
 
 
-class AnswerParser:
-    """The `OutputParser` of every renderer; what differs is the splitter."""
+class AnswerParser(OutputParser):
+    """The `OutputParser` of every renderer; renderers differ in source and splitter."""
 
     def __init__(
         self, source: TextSource, splitter: Splitter, *, choice_index: int, stops: Sequence[str]
@@ -107,77 +109,77 @@ class AnswerParser:
         self._is_plain = isinstance(splitter, PlainSplitter)
         self._stop = StopFinder(stops)
         self._choice_index = choice_index
-        self._said: list[str] = []
-        self._thought: list[str] | None = None
+        self._shown_text: list[str] = []
+        self._shown_reasoning: list[str] | None = None
         self._calls: list[ToolCall] = []
         self._num_reasoning_tokens = 0
-        self._num_silent = 0
-        """Tokens since the last one that showed something."""
+        self._num_pending = 0
+        """Number of tokens since the last one that completed a piece."""
 
     @property
+    @override
     def cut_at(self) -> str | None:
-        """The stop string that ended the answer."""
-        return self._stop.found
+        return self._stop.match
 
     @property
+    @override
     def content(self) -> str:
-        """Text that was shown so far."""
-        return "".join(self._said)
+        return "".join(self._shown_text)
 
     @property
+    @override
     def reasoning(self) -> str | None:
-        """Reasoning that was shown so far; None when there was none."""
-        return None if self._thought is None else "".join(self._thought)
+        return None if self._shown_reasoning is None else "".join(self._shown_reasoning)
 
     @property
+    @override
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Calls that were shown so far."""
         return tuple(self._calls)
 
     @property
+    @override
     def num_reasoning_tokens(self) -> int:
-        """Tokens pushed while the model thought, its markers included."""
         return self._num_reasoning_tokens
 
+    @override
     def push(self, token_id: int) -> Sequence[Piece]:
-        """What this token makes visible."""
         text = self._stop.push(self._source.push(token_id))
-        if self._is_plain:  # the usual case, once per sampled token
+        if self._is_plain:  # the usual case, for every sampled token
             if not text:
                 return ()
-            self._said.append(text)
+            self._shown_text.append(text)
             return (TextDelta(choice_index=self._choice_index, text=text),)
         thinking = self._splitter.thinking
         pieces = self._pieces(self._splitter.push(text)) if text else []
         self._count(thinking=thinking, shown=bool(pieces))
         return pieces
 
+    @override
     def end(self) -> Sequence[Piece]:
-        """What is still held back."""
         text = self._stop.push(self._source.flush()) + self._stop.flush()
         return self._pieces([*self._splitter.push(text), *self._splitter.end()])
 
     def _count(self, *, thinking: bool, shown: bool) -> None:
-        """Count a token; one that completes an opening marker brings those before it along."""
-        self._num_silent += 1
+        """Count a token; one that completes an opening marker also counts the tokens before it."""
+        self._num_pending += 1
         if thinking:
             self._num_reasoning_tokens += 1
         elif self._splitter.thinking:
-            self._num_reasoning_tokens += self._num_silent
+            self._num_reasoning_tokens += self._num_pending
         if shown or thinking:
-            self._num_silent = 0
+            self._num_pending = 0
 
     def _pieces(self, parts: Sequence[Part]) -> list[Piece]:
         return [piece for part in parts for piece in self._show(part)]
 
     def _show(self, part: Part) -> Sequence[Piece]:
         index = self._choice_index
-        if isinstance(part, Said):
-            self._said.append(part.text)
+        if isinstance(part, TextPart):
+            self._shown_text.append(part.text)
             return [TextDelta(choice_index=index, text=part.text)]
-        if isinstance(part, Thought):
-            self._thought = self._thought or []
-            self._thought.append(part.text)
+        if isinstance(part, ReasoningPart):
+            self._shown_reasoning = self._shown_reasoning or []
+            self._shown_reasoning.append(part.text)
             return [ReasoningDelta(choice_index=index, text=part.text)]
         number = len(self._calls)
         self._calls.append(part)
@@ -188,14 +190,14 @@ class AnswerParser:
 
 
 def plain_parser(decode: Decode, *, choice_index: int, stops: Sequence[str]) -> AnswerParser:
-    """A parser for models, or requests, without markup."""
+    """A parser for a model or a request without markup."""
     return AnswerParser(TextStream(decode), PlainSplitter(), choice_index=choice_index, stops=stops)
 
 
 NewId = Callable[[], str]
-"""Makes the id of a tool call."""
+"""Makes the ids of tool calls."""
 
 
 def new_call_id() -> str:
-    """`call_` and 24 hexadecimal digits."""
+    """A random id: `call_` and 24 hexadecimal digits."""
     return f"call_{secrets.token_hex(12)}"

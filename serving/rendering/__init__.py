@@ -1,4 +1,4 @@
-"""Messages to the token ids of a prompt, by a model's own template or its family's renderer.
+"""Turns messages into the token ids of a prompt, by the model's template or its family's rules.
 
 Imports `parsing`, `tokens`, `interaction` and `encoding`.
 """

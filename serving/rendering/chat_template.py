@@ -1,6 +1,6 @@
-"""A model folder's tokenizer and chat template, without transformers and the torch it brings.
+"""A model folder's tokenizer and chat template, without transformers and torch.
 
-The environment of the template is the one that transformers documents for chat templates.
+The template gets the environment that transformers documents for chat templates.
 """
 
 import json
@@ -20,13 +20,17 @@ from tokenizers import Tokenizer
 from onlinerl.errors import ConfigError, RequestRefused
 
 _SWITCHES = ("enable_thinking", "thinking")
-"""Two names are in use for the one switch."""
+"""Templates use either name for the switch of reasoning."""
 
 _FILES = ["*.json", "*.jinja", "*.model"]
 
 
 class ChatTemplate:
-    """Messages to the text of a prompt."""
+    """A chat template: messages to the text of a prompt.
+
+    Raises:
+        jinja2.TemplateSyntaxError: `source` is no template.
+    """
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str]) -> None:
         environment = ImmutableSandboxedEnvironment(
@@ -38,11 +42,11 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = environment.from_string(source)
-        read = meta.find_undeclared_variables(environment.parse(source))
-        self.reads_tools = "tools" in read
+        variables = meta.find_undeclared_variables(environment.parse(source))
+        self.reads_tools = "tools" in variables
         """Whether the template itself describes tools to the model."""
-        self.reads_thinking = not read.isdisjoint(_SWITCHES)
-        """Whether the template can be told to let the model reason, or not."""
+        self.reads_thinking = not variables.isdisjoint(_SWITCHES)
+        """Whether the template has a switch for reasoning."""
 
     def render(
         self,
@@ -55,7 +59,7 @@ class ChatTemplate:
         """The text of `messages`, by default with the beginning of an answer to them.
 
         Raises:
-            RequestRefused: when the template does.
+            RequestRefused: the template refuses the messages.
         """
         switch = {} if thinking is None else dict.fromkeys(_SWITCHES, thinking)
         try:
@@ -67,33 +71,34 @@ class ChatTemplate:
                 **switch,
                 **self._special_tokens,
             )
-        # A template that meets a value of another type than it expects raises TypeError.
+        # Templates raise TypeError for values of a type that they do not expect.
         except (jinja2.TemplateError, TypeError) as error:
             raise RequestRefused(f"the chat template refuses: {error}", 400, "messages") from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelText:
-    """What a model folder says about text."""
+    """Tokenizer, chat template and end tokens of a model folder."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    """None where the folder has none: some families are rendered without."""
+    """None if the folder has none; some families are rendered without."""
     end_ids: frozenset[int]
     """Tokens that end an answer."""
 
 
 def load_model_text(source: str) -> ModelText:
-    """Read a model folder, or the local or downloaded snapshot of a Hugging Face id.
+    """Read a model folder, or download the text files of a Hugging Face id and read those.
 
     Raises:
-        ConfigError: without `tokenizer.json` or end token, or with a template that is none.
+        ConfigError: the model cannot be downloaded, has no `tokenizer.json` or no end token, or its
+            chat template is broken.
     """
     folder = _folder(source)
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"there is no tokenizer.json in {folder}: set [gateway].tokenizer")
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    # A folder may carry what its training pipeline cut and padded to.
+    # The file may hold truncation and padding of a training pipeline.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     config = _read(folder / "tokenizer_config.json")
@@ -104,8 +109,15 @@ def load_model_text(source: str) -> ModelText:
     end_ids = frozenset(end for end in ends if isinstance(end, int))
     if not end_ids:
         raise ConfigError(f"{folder} names no end-of-sequence token")
-    found = _template_source(folder, config)
-    template = None if found is None else ChatTemplate(found, special_tokens=special)
+    template_source = _template_source(folder, config)
+    try:
+        template = (
+            None
+            if template_source is None
+            else ChatTemplate(template_source, special_tokens=special)
+        )
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"the chat template of {folder} cannot be parsed: {error}") from error
     return ModelText(tokenizer=tokenizer, template=template, end_ids=end_ids)
 
 
@@ -115,12 +127,49 @@ def _folder(source: str) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
+    return _download(source)
+
+
+def _download(model_id: str) -> Path:
+    """The snapshot of a model's text files; cached files count when the Hub is not reachable.
+
+    Raises:
+        ConfigError: the model does not exist, may not be read, or could not be fetched or stored.
+    """
+    from httpx2 import HTTPError
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(source, allow_patterns=_FILES))
-    except Exception as error:  # the hub's client raises what its transport does
-        raise ConfigError(f"{source!r} is neither a folder nor a model to be had") from error
+        return Path(snapshot_download(model_id, allow_patterns=_FILES))
+    except (HFValidationError, HTTPError, OSError) as error:
+        why = _download_fault(error)
+        raise ConfigError(f"cannot load the model {model_id!r}: {why}") from error
+
+
+def _download_fault(error: Exception) -> str:
+    from httpx2 import HTTPError
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "its owner has to grant access first, and HF_TOKEN has to hold your token"
+    if isinstance(error, errors.HFValidationError | errors.RepositoryNotFoundError):
+        return (
+            "it is neither a local folder nor a model on the Hugging Face Hub that you may read: "
+            "check the name, or set HF_TOKEN for a private model"
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        if error.response.status_code in (401, 403):
+            return "the Hugging Face Hub does not allow it: check HF_TOKEN"
+        return f"the Hugging Face Hub answered with an error ({error}): try again later"
+    if isinstance(
+        error, errors.LocalEntryNotFoundError | HTTPError | ConnectionError | TimeoutError
+    ):
+        return (
+            "it is no local folder, the Hugging Face Hub cannot be reached, and its files are not "
+            "in the local cache"
+        )
+    return f"its files cannot be stored: {error}"
 
 
 def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
@@ -129,8 +178,8 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        templates = {entry["name"]: entry["template"] for entry in template}
+        template = templates.get("default")
     return template if isinstance(template, str) else None
 
 
@@ -142,11 +191,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like; some folders write them as objects."""
-    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    """`bos_token` and the like, which some folders write as objects."""
+    tokens = {name: value for name, value in config.items() if name.endswith("_token")}
     texts = {
         name: value.get("content") if isinstance(value, dict) else value
-        for name, value in named.items()
+        for name, value in tokens.items()
     }
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
@@ -166,7 +215,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML, which prompts are not.
+    # Jinja's own filter escapes HTML, but prompts are not HTML.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -177,7 +226,7 @@ def _to_json(
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}` marks what a model says, for training; here it renders its content."""
+    """`{% generation %}` marks the model's turns for training; here it only renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 as jinja2 declares it
 

@@ -8,12 +8,12 @@ _NO_FAMILIES = frozenset({"auto", "default", "custom"})
 
 
 def family_names() -> Sequence[str]:
-    """Families that `renderers` knows, sorted."""
+    """Names of the families that `renderers` knows, sorted."""
     return sorted(_config_classes())
 
 
 def detect_family(source: str) -> str | None:
-    """The family of a model's Hugging Face id; None when `renderers` does not know exactly it."""
+    """The family of a Hugging Face id; None if `renderers` does not list exactly this id."""
     from renderers.base import MODEL_RENDERER_MAP
 
     family: str | None = MODEL_RENDERER_MAP.get(source)
@@ -21,7 +21,7 @@ def detect_family(source: str) -> str | None:
 
 
 def family_config(family: str) -> Any:  # noqa: ANN401 a class of `renderers` for every family
-    """The family's configuration; reasoning stays in a history that is extended."""
+    """The family's configuration; it keeps reasoning in a history that is extended."""
     return _config_classes()[family](thinking_retention="all")
 
 

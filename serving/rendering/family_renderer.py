@@ -2,13 +2,14 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from onlinerl.errors import ConfigError, RequestRefused
-from onlinerl.rollout_store.schema import Renderer as RendererName
 from onlinerl.serving.interaction.request import (
     Conversation,
     Message,
@@ -20,14 +21,15 @@ from onlinerl.serving.interaction.request import (
 from onlinerl.serving.parsing.family_markup import markup_of
 from onlinerl.serving.parsing.family_parser import family_parser
 from onlinerl.serving.parsing.output_parser import AnswerParser, plain_parser
-from onlinerl.serving.parsing.tagged_text import Expected
+from onlinerl.serving.parsing.tagged_text import AnswerFeatures
 from onlinerl.serving.rendering.chat_template import ModelText
 from onlinerl.serving.rendering.families import family_config
 from onlinerl.serving.rendering.family_tokenizer import FamilyTokenizer, OffsetTokenizer
-from onlinerl.serving.rendering.protocol import beside_reasoning
+from onlinerl.serving.rendering.model_renderer import ModelRenderer
+from onlinerl.serving.rendering.protocol import without_markers
 from onlinerl.serving.rendering.template_messages import hidden_specs, native_messages
 from onlinerl.serving.rendering.tool_grammar import family_grammar
-from onlinerl.serving.tokens.codec import NameTag, TokenCodec
+from onlinerl.serving.tokens.codec import RendererHash
 
 if TYPE_CHECKING:
     from renderers.base import Renderer as Inner
@@ -35,36 +37,55 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _READ_OFFSETS = frozenset(
-    # These would find the places of tokens by decoding them one by one.
+    # Their renderers would otherwise find the places of tokens by decoding them one by one.
     {"hy3", "deepseek-v4", "laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"}
 )
 _SWITCHES = ("enable_thinking", "thinking")
 _FAULTS = (ValueError, TypeError, KeyError, AssertionError, NotImplementedError, RuntimeError)
-"""What a renderer raises for messages that its family cannot write."""
+"""Raised by `renderers` for messages that a family cannot write."""
 _QUESTION = Message(role="user", content="x")
 _MARK = "answermark"
-"""Stands for an answer, or an argument of a call, where what follows is looked for."""
+"""Stands for an answer, or for an argument of a call, in prompts that are searched for it."""
 _CALL = ToolCall(id="functions.f:0", name="f", arguments=json.dumps({"x": _MARK}))
 _ANSWER = Message(role="assistant", content=_MARK)
-_CALLED = Message(role="assistant", tool_calls=(_CALL,))
+_CALL_MESSAGE = Message(role="assistant", tool_calls=(_CALL,))
 _RESULT = Message(role="tool", content="x", tool_call_id=_CALL.id, name=_CALL.name)
 
 
-class FamilyRenderer:
+class FamilyRenderer(ModelRenderer):
     """Renders, extends and reads answers by the rules of one family.
 
-    Reasoning that was sampled stays in the history of a session that is extended; a history that
-    is rendered anew follows the family's template.
+    Sampled reasoning stays in the history of a session that is extended. A history that is rendered
+    anew follows the family's template.
+
+    Args:
+        family: A name of `family_names()`.
+        text: Tokenizer and end tokens of the model.
+        source: The model's folder or Hugging Face id.
+        on_parse_failure: Called for each answer whose calls the family's parser cannot read.
+
+    Raises:
+        ConfigError: the tokenizer lacks a token of the family, or the family's own vocabulary
+            could not be loaded.
     """
 
-    def __init__(self, family: str, text: ModelText, *, source: str) -> None:
-        """The renderer of `family` for a model's tokenizer.
-
-        Raises:
-            ConfigError: when the tokenizer lacks a token of the family.
-        """
+    def __init__(
+        self,
+        family: str,
+        text: ModelText,
+        *,
+        source: str,
+        on_parse_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        rules = RendererHash(
+            family,
+            version("renderers"),
+            family_config(family).model_dump_json(),
+            text.tokenizer.to_str(),
+        )
+        super().__init__(text, rules=rules)
         self._family = family
-        self._codec = TokenCodec(text.tokenizer)
+        self._on_parse_failure = on_parse_failure
         kind = OffsetTokenizer if family in _READ_OFFSETS else FamilyTokenizer
         self._tokenizer = kind(
             self._codec,
@@ -76,43 +97,19 @@ class FamilyRenderer:
         self._tails: dict[tuple[bool | None, bool], list[int]] = {}
         self._closings: dict[tuple[bool, Role], list[int]] = {}
         self._markup = markup_of(family)
-        self._end_ids = text.end_ids | frozenset(self._inner(None).get_stop_token_ids())
+        self._end_ids |= frozenset(self._inner(None).get_stop_token_ids())
         self._extends = True
         self._decodable = self._end_ids <= frozenset(self._codec.special.values())
         self._extends = self._is_exact()
         if not self._extends:
             logger.warning(
-                "sessions are rendered anew at every turn: the family's boundary differs from its "
-                "own template",
+                "sessions are rendered anew at every turn: the family's way to continue an answer "
+                "differs from its own template",
                 extra={"renderer": family},
             )
-        self._tag = NameTag(
-            family,
-            version("renderers"),
-            family_config(family).model_dump_json(),
-            text.tokenizer.to_str(),
-        )
 
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
-        return self._end_ids
-
-    @property
-    def longest_token(self) -> int:
-        """Upper bound of the UTF-8 bytes that one token stands for."""
-        return self._codec.longest_token
-
-    def name(self, tools: Sequence[Tool]) -> RendererName:
-        """Family, version of `renderers`, tokenizer and tools, hashed together."""
-        return self._tag.with_tools(tools)
-
+    @override
     def render(self, conversation: Conversation) -> list[int]:
-        """The prompt for an answer to `conversation`.
-
-        Raises:
-            RequestRefused: for what the family cannot write.
-        """
         inner = self._inner(conversation.thinking)
         try:
             ids: list[int] = inner.render_ids(
@@ -127,10 +124,10 @@ class FamilyRenderer:
             ) from error
         return ids
 
+    @override
     def extend(
         self, conversation: Conversation, *, num_known: int, known_ids: Sequence[int]
     ) -> list[int]:
-        """What follows `known_ids`; empty when the family cannot prove it."""
         known = list(known_ids)
         messages = self._messages(conversation)
         tail = self._answer_tail(conversation.thinking, conversation.messages[: num_known - 1])
@@ -155,8 +152,8 @@ class FamilyRenderer:
             return []
         return rest
 
-    def is_told_alike(self, conversation: Conversation, *, thinking: bool | None) -> bool:
-        """Whether a prompt says the same under another switch of reasoning."""
+    @override
+    def is_same_prompt(self, conversation: Conversation, *, thinking: bool | None) -> bool:
         markers = (*self._markup.reasoning_headers, *self._markup.reasoning_ends)
         try:
             prompts = [
@@ -165,23 +162,17 @@ class FamilyRenderer:
             ]
         except RequestRefused:
             return False
-        one, other = (beside_reasoning(self._codec.decode_all(ids), markers) for ids in prompts)
+        one, other = (without_markers(self._codec.decode_all(ids), markers) for ids in prompts)
         return one == other
 
-    def tokenize(self, text: str) -> list[int]:
-        """Ids of a text on its own, control tokens included."""
-        return self._codec.tokenize(text)
-
+    @override
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids` without special tokens and ends of answers."""
+        """Text of `token_ids` without special tokens and without the tokens that end an answer."""
         if self._decodable:
             return self._codec.decode(token_ids)
         return self._codec.decode([i for i in token_ids if i not in self._end_ids])
 
-    def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """Text and bytes of one token."""
-        return self._codec.token_text(token_id)
-
+    @override
     def parser(
         self,
         conversation: Conversation | None,
@@ -190,7 +181,6 @@ class FamilyRenderer:
         stops: Sequence[str],
         parse_tools: bool,
     ) -> AnswerParser:
-        """A parser for one choice of an answer to `conversation`; None is a raw prompt."""
         if conversation is None:
             return plain_parser(self.decode, choice_index=choice_index, stops=stops)
         tail = self._tail(conversation.thinking, conversation.messages)
@@ -199,25 +189,26 @@ class FamilyRenderer:
         return family_parser(
             self._codec,
             self._markup,
-            Expected(
+            AnswerFeatures(
                 reasoning=self._markup.reasons,
-                opened=self._opens_reasoning(tail),
+                starts_reasoning=self._opens_reasoning(tail),
                 tools=parse_tools and bool(conversation.tools),
             ),
             end_ids=self._end_ids,
             parse=lambda ids: inner.parse_response(ids, tools=specs, prompt_ids=tail),
             choice_index=choice_index,
             stops=stops,
+            on_parse_failure=self._on_parse_failure,
         )
 
+    @override
     def tool_grammar(
         self, tools: Sequence[Tool], choice: ToolChoice
     ) -> Mapping[str, object] | None:
-        """Calls in the markup of the family; None when nothing is forced."""
         return family_grammar(self._family, tools, choice, tokens=self._codec.added)
 
     def _inner(self, thinking: bool | None) -> "Inner":
-        """The family's renderer; it fixes at construction whether the model thinks."""
+        """The family's renderer for one switch of reasoning, which is fixed at its construction."""
         if thinking not in self._inners:
             self._inners[thinking] = self._make_inner(thinking)
         return self._inners[thinking]
@@ -237,13 +228,14 @@ class FamilyRenderer:
                 )
         try:
             return create_renderer(self._tokenizer, config)
-        except AssertionError as error:
+        except (AssertionError, ValueError) as error:
             raise ConfigError(
                 f"[gateway].renderer is {self._family!r}, which does not fit the tokenizer: {error}"
             ) from error
-        except Exception as error:  # gpt-oss fetches its vocabulary, with whatever that raises
+        except (RuntimeError, OSError) as error:  # only gpt-oss loads a vocabulary of its own
             raise ConfigError(
-                f"[gateway].renderer is {self._family!r}, which does not start: {error}"
+                f"[gateway].renderer is {self._family!r}, whose vocabulary could not be loaded: "
+                f"{error}; see TIKTOKEN_ENCODINGS_BASE in docs/renderers.md"
             ) from error
 
     def _messages(self, conversation: Conversation) -> list[Any]:
@@ -253,7 +245,7 @@ class FamilyRenderer:
         return list(hidden_specs(tools, self._codec.control)) or None
 
     def _tail(self, thinking: bool | None, messages: Sequence[Message]) -> list[int]:
-        """The end of prompts for an answer to `messages`, which depends on the last role only."""
+        """The end of prompts for an answer to `messages`; it depends on their last role only."""
         after_tool = bool(messages) and messages[-1].role == "tool"
         key = (thinking, after_tool)
         if key not in self._tails:
@@ -262,7 +254,7 @@ class FamilyRenderer:
 
     def _probe(self, thinking: bool | None, *, after_tool: bool) -> list[int]:
         probe = Conversation(
-            messages=(_QUESTION, *((_CALLED, _RESULT) if after_tool else ())),
+            messages=(_QUESTION, *((_CALL_MESSAGE, _RESULT) if after_tool else ())),
             tools=(Tool(name=_CALL.name, parameters={"type": "object"}),) if after_tool else (),
         )
         messages, specs = self._messages(probe), self._specs(probe.tools)
@@ -272,8 +264,8 @@ class FamilyRenderer:
         return whole[len(rest) :] if whole[: len(rest)] == rest else []
 
     def _answer_tail(self, thinking: bool | None, answered: Sequence[Message]) -> list[int]:
-        """The end of the prompt for the last known answer."""
-        # After the result of a tool some families go on without a new header.
+        """The end of the prompt that the last known answer was sampled for."""
+        # Some families write no new header after the result of a tool.
         return self._tail(thinking, answered) or self._tail(thinking, ())
 
     def _opens_reasoning(self, tail: Sequence[int]) -> bool:
@@ -284,9 +276,10 @@ class FamilyRenderer:
     def _is_closed(
         self, answer: Message, follower: Role, *, known_ids: list[int], rest: list[int]
     ) -> bool:
-        """Whether an answer ends, with what follows it, as the family's template ends it.
+        """Whether an answer, together with `rest`, ends as the family's template would end it.
 
-        A bridge goes on after any end token, and closes a cut answer in a way of its own.
+        The family's bridge does not check this: it continues after any end token, and closes an
+        answer that was cut in a way of its own.
         """
         called = bool(answer.tool_calls)
         closing = self._closing(called, follower)
@@ -295,11 +288,11 @@ class FamilyRenderer:
         if known_ids[-1] in self._end_ids:
             size = 1 if called else len(closing)
             return known_ids[-size:] == closing[-size:]
-        # A call that was cut may lack some of its own markup too.
+        # A call that was cut may also lack some of its own markup.
         return not called and rest[: len(closing)] == closing
 
     def _ended_thinking(self, answer: Message, token_ids: Sequence[int]) -> bool:
-        """Whether an answer was cut within its reasoning, which only the model may close."""
+        """Whether an answer was cut within its reasoning; only the model may close it."""
         if answer.content or answer.tool_calls:
             return False
         text = self._codec.decode_all(token_ids)
@@ -308,9 +301,9 @@ class FamilyRenderer:
         return max(opened, default=-1) > max(closed, default=-1)
 
     def _closing(self, called: bool, follower: Role) -> list[int]:
-        """What the template writes from the mark to the end token of an answer.
+        """The tokens that the template writes after an answer, up to and with its end token.
 
-        Empty where no end token stands before what follows.
+        Empty if the template writes no end token there.
         """
         key = (called, follower)
         if key not in self._closings:
@@ -321,8 +314,8 @@ class FamilyRenderer:
         return self._closings[key]
 
     def _after_mark(self, called: bool, follower: Role) -> str:
-        """What the template writes after the mark; empty where the family refuses to."""
-        answer = _CALLED if called else _ANSWER
+        """The text that the template writes after the mark; empty if the family refuses it."""
+        answer = _CALL_MESSAGE if called else _ANSWER
         after = _RESULT if follower == "tool" else Message(role=follower, content="x")
         try:
             ids = self.render(Conversation(messages=(_QUESTION, answer, after)))
@@ -331,7 +324,7 @@ class FamilyRenderer:
         return self._codec.decode_all(ids).partition(_MARK)[2]
 
     def _is_exact(self) -> bool:
-        """Whether the family goes on after an answer as when it renders all of it anew."""
+        """Whether extending an answer gives the text that rendering all of it anew gives."""
         probe = Conversation(messages=(_QUESTION, _ANSWER, _QUESTION))
         prompt = self.render(Conversation(messages=(_QUESTION,)))
         closing = self._closing(False, "user")
@@ -348,7 +341,7 @@ class FamilyRenderer:
 
 
 def _last_end(part: Sequence[int], ids: Sequence[int]) -> int | None:
-    """Where `part` ends in `ids` for the last time; None where it is empty or missing."""
+    """The end of the last occurrence of `part` in `ids`; None if it is empty or missing."""
     size = len(part)
     for start in range(len(ids) - size, -1, -1):
         if size and ids[start : start + size] == part:

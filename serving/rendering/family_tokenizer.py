@@ -1,4 +1,4 @@
-"""A tokenizer in the form that `renderers` reads, without transformers and the torch it brings."""
+"""A tokenizer with the interface that `renderers` expects, without transformers and torch."""
 
 from collections.abc import Sequence
 
@@ -6,10 +6,10 @@ from onlinerl.serving.tokens.codec import TokenCodec
 
 
 class FamilyTokenizer:
-    """The part of transformers' tokenizers that renderers of text use.
+    """The methods of transformers' tokenizers that renderers of text use.
 
-    What a caller's text spells of control tokens is hidden by `TokenCodec.control` before a
-    renderer sees it; encoding brings it back as plain text.
+    `TokenCodec.control` hides control tokens that a caller spells before a renderer sees the text;
+    encoding brings them back as plain text.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class FamilyTokenizer:
         self.eos_token_id = eos_token_id
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Ids of `text`; renderers never ask for special tokens around it."""
+        """Ids of `text`; renderers never want special tokens around it."""
         assert not add_special_tokens
         return self._codec.encode(text)
 
@@ -41,18 +41,18 @@ class FamilyTokenizer:
         )
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        """The id of one token; None when it is not in the vocabulary."""
+        """The id of one token; None if it is not in the vocabulary."""
         token_id: int | None = self._codec.tokenizer.token_to_id(token)
         return token_id
 
 
 class OffsetTokenizer(FamilyTokenizer):
-    """For renderers that would recover the places of tokens by decoding them one by one."""
+    """For renderers that would otherwise find the places of tokens by decoding them one by one."""
 
     def __call__(
         self, text: str, add_special_tokens: bool = False, return_offsets_mapping: bool = True
     ) -> dict[str, list[int] | list[tuple[int, int]]]:
-        """Ids and their places in `text`; the places are not told where something is hidden."""
+        """Ids and their places in `text`; every place is (0, 0) if `text` hides something."""
         assert return_offsets_mapping
         assert not add_special_tokens
         if self._codec.control.holds_marks(text):

@@ -1,6 +1,7 @@
-"""Which renderer a model gets: `[gateway].renderer`."""
+"""Picks the renderer of a model, by `[gateway].renderer`."""
 
 import logging
+from collections.abc import Callable
 
 from onlinerl.errors import ConfigError
 from onlinerl.serving.interaction.request import Conversation, Message
@@ -15,30 +16,36 @@ logger = logging.getLogger(__name__)
 _CHATML_START = "<|im_start|>"
 
 
-def load_renderer(name: str, source: str) -> Renderer:
+def load_renderer(
+    name: str, source: str, *, on_parse_failure: Callable[[], None] = lambda: None
+) -> Renderer:
     """The renderer called `name` for a model folder or Hugging Face id.
 
     Args:
         name: `auto`, `chatml`, `chat_template` or a family of `renderers`.
-        source: the folder or id with tokenizer and chat template.
+        source: The folder or id with tokenizer and chat template.
+        on_parse_failure: Called for each answer whose calls a family's parser cannot read.
 
     Raises:
-        ConfigError: for an unknown name, or a model that the renderer does not fit.
+        ConfigError: the name is unknown, the renderer does not fit the model, or the model's files
+            cannot be read.
     """
     text = load_model_text(source)
     chosen = _detect(text, source) if name == "auto" else name
-    renderer = _make(chosen, text, source)
+    renderer = _make(chosen, text, source, on_parse_failure=on_parse_failure)
     logger.info("renderer", extra={"renderer": chosen, "asked": name, "model": source})
     return renderer
 
 
-def _make(name: str, text: ModelText, source: str) -> Renderer:
+def _make(
+    name: str, text: ModelText, source: str, *, on_parse_failure: Callable[[], None]
+) -> Renderer:
     if name == "chatml":
         return TemplateRenderer(text, kind="chatml")
     if name == "chat_template":
         return TemplateRenderer(text, kind="chat_template")
     if name in family_names():
-        family = FamilyRenderer(name, text, source=source)
+        family = FamilyRenderer(name, text, source=source, on_parse_failure=on_parse_failure)
         _warn_if_different(family, text, name=name)
         return family
     raise ConfigError(
@@ -57,7 +64,7 @@ def _detect(text: ModelText, source: str) -> str:
 
 
 def _warn_if_different(family: FamilyRenderer, text: ModelText, *, name: str) -> None:
-    """A family's name promises the prompts of its template; a fine-tune may have another one."""
+    """Warn if the model's own template renders other prompts than the family: a fine-tune may."""
     if text.template is None:
         return
     probe = Conversation(messages=(Message(role="user", content="x"),))

@@ -1,7 +1,7 @@
-"""Both directions between what a caller reads and what an engine computes: the seam.
+"""The seam of renderers: conversations to token ids, and sampled ids back to text and calls.
 
-`template_renderer` goes through the model's own chat template, `family_renderer` through the
-renderer of a model family; `renderer_choice` picks one.
+`template_renderer` uses the model's own chat template, `family_renderer` the rules of a model
+family; `loading` picks one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,18 +12,18 @@ from onlinerl.serving.interaction.request import Conversation, Tool, ToolChoice
 from onlinerl.serving.parsing.output_parser import OutputParser
 
 
-def beside_reasoning(prompt: str, markers: Iterable[str]) -> str:
-    """What a prompt says without markers of reasoning, and without the space around them."""
+def without_markers(prompt: str, markers: Iterable[str]) -> str:
+    """A prompt without `markers` and without white space, to compare it with another."""
     for marker in markers:
         prompt = prompt.replace(marker, "")
     return "".join(prompt.split())
 
 
 class Renderer(Protocol):
-    """Conversations to token ids, and sampled ids back to what a caller sees.
+    """Conversations to token ids, and sampled ids back to text, reasoning and calls.
 
-    Used from one thread. Control tokens are only ever made by the renderer: text of a caller that
-    spells one is tokenized as plain text.
+    Not thread-safe. Only the renderer makes control tokens: where a caller's text spells one, it is
+    tokenized as plain text.
     """
 
     @property
@@ -32,42 +32,46 @@ class Renderer(Protocol):
 
     @property
     def longest_token(self) -> int:
-        """Upper bound of the UTF-8 bytes that one token stands for."""
+        """Most UTF-8 bytes that one token stands for."""
 
     def name(self, tools: Sequence[Tool]) -> RendererName:
-        """What is logged: the name, and a hash over template, tokenizer and `tools`."""
+        """The name that is logged, with a hash over rendering rules, tokenizer and `tools`."""
 
     def render(self, conversation: Conversation) -> list[int]:
         """The prompt for an answer to `conversation`.
 
         Raises:
-            RequestRefused: when it cannot be rendered faithfully; names the parameter.
+            RequestRefused: it cannot be rendered faithfully; the error names the parameter.
         """
 
     def extend(
         self, conversation: Conversation, *, num_known: int, known_ids: Sequence[int]
     ) -> list[int]:
-        """What follows `known_ids`, the exact tokens of the first `num_known` messages.
+        """The tokens after `known_ids` in the prompt for an answer to `conversation`.
 
-        The last of them is an answer that was sampled, at least 1 of `num_known`. Known tokens are
-        kept as they are. Empty when it cannot be proven that the prompt goes on so.
+        Empty if it cannot be proven that the prompt continues so; then render it as a whole.
+
+        Args:
+            conversation: All messages, with new ones after the known ones.
+            num_known: Number of known messages, at least 1; the last is a sampled answer.
+            known_ids: The exact tokens of the known messages. They are kept as they are.
         """
 
-    def is_told_alike(self, conversation: Conversation, *, thinking: bool | None) -> bool:
-        """Whether a prompt says the same under another switch of reasoning.
+    def is_same_prompt(self, conversation: Conversation, *, thinking: bool | None) -> bool:
+        """Whether the prompt stays the same with another switch of reasoning.
 
-        How answers begin does not count. Some templates write the switch into a message as well:
-        tokens that were served under one then ask for something else than those of another.
+        The beginning of the answer does not count. False for templates that write the switch into a
+        message: tokens that were served under one switch cannot be extended under another.
         """
 
     def tokenize(self, text: str) -> list[int]:
-        """Ids of a text on its own, control tokens included: for raw prompts."""
+        """Ids of a raw prompt; control tokens that it spells become control tokens."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of `token_ids` without special tokens."""
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """Text and bytes of one token; bytes that are no UTF-8 show as U+FFFD."""
+        """Text and bytes of one token; in the text, bytes that are not UTF-8 are U+FFFD."""
 
     def parser(
         self,
@@ -77,15 +81,15 @@ class Renderer(Protocol):
         stops: Sequence[str],
         parse_tools: bool,
     ) -> OutputParser:
-        """A parser for one choice of an answer to `conversation`; None is a raw prompt."""
+        """A parser for one choice of an answer to `conversation`; None stands for a raw prompt."""
 
     def tool_grammar(
         self, tools: Sequence[Tool], choice: ToolChoice
     ) -> Mapping[str, object] | None:
-        """The engine's `structured_outputs` that force call markup; None when nothing is forced.
+        """The engine's `structured_outputs` that force valid calls; None if nothing is forced.
 
-        Forced are `required` and named choices, and calls when a tool is `strict`.
+        Calls are forced by the choices `required` and a named function, and by `strict` tools.
 
         Raises:
-            RequestRefused: 400 on `tool_choice` when this model's call markup has no grammar.
+            RequestRefused: 400, the call markup of this model has no grammar.
         """

@@ -1,13 +1,12 @@
-"""Conversations in the form that chat templates read.
+"""Conversations as the dictionaries that chat templates read.
 
-Every text of the caller is passed through `ControlTokens`, so that none of it becomes control.
+Every text of the caller passes through `ControlTokens`, so that none of it becomes a control token.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from onlinerl.serving.encoding.json import read_json_text
+from onlinerl.serving.encoding.json import read_json_text, unescaped_json
 from onlinerl.serving.interaction.request import Conversation, Message, Tool, ToolCall
 from onlinerl.serving.parsing import hermes
 from onlinerl.serving.tokens.control_tokens import ControlTokens
@@ -16,7 +15,7 @@ TemplateMessage = dict[str, object]
 
 
 def tool_specs(tools: Sequence[Tool]) -> list[Mapping[str, object]]:
-    """OpenAI's form of tools, which templates and renderers read."""
+    """Tools in OpenAI's form, which templates and renderers read."""
     return [
         {
             "type": "function",
@@ -31,7 +30,7 @@ def tool_specs(tools: Sequence[Tool]) -> list[Mapping[str, object]]:
 
 
 def hidden_specs(tools: Sequence[Tool], control: ControlTokens) -> list[Mapping[str, object]]:
-    """`tool_specs` without control tokens."""
+    """`tool_specs` with control tokens hidden."""
     hidden = control.hide_json(tool_specs(tools))
     assert isinstance(hidden, list)
     return hidden
@@ -61,7 +60,7 @@ def hermes_messages(
 
 
 def arguments_object(call: ToolCall) -> object:
-    """The arguments of a call, parsed; the text itself when it is not JSON."""
+    """The arguments of a call, parsed; the text itself if it is not JSON."""
     try:
         return read_json_text(call.arguments)
     except ValueError:
@@ -87,7 +86,7 @@ def _hermes(message: Message, control: ControlTokens) -> TemplateMessage:
 
 def _arguments_text(call: ToolCall) -> str:
     arguments = arguments_object(call)
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return arguments if isinstance(arguments, str) else unescaped_json(arguments)
 
 
 def _native(message: Message, names: dict[str, str], control: ControlTokens) -> TemplateMessage:

@@ -1,8 +1,8 @@
-"""What an engine is told so that an answer holds valid calls: vLLM's `structured_outputs`.
+"""Grammars that make an engine write valid calls: vLLM's `structured_outputs`.
 
-A structural tag names the call markup of a family as text, and the JSON schema of a tool where its
-arguments stand. The engine masks every token that would break it; after the calls only the end of
-the answer is left.
+A structural tag holds the call markup of a family as text, and the JSON schema of a tool in place
+of its arguments. The engine masks every token that would violate it. After the calls, only the end
+of the answer is allowed.
 """
 
 # ruff: noqa: RUF001 the markers are spelled with these characters
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from onlinerl.errors import RequestRefused
+from onlinerl.serving.encoding.json import unescaped_json
 from onlinerl.serving.interaction.request import Tool, ToolChoice
 
 Format = Mapping[str, object]
@@ -23,25 +24,25 @@ Tokens = Mapping[str, int]
 """Texts that are one token, with their ids."""
 
 _MAX_SPACE = 8
-"""Space characters in a row within arguments; without a bound a weak model may go on for ever."""
+"""Most white space in a row within arguments; without a bound a weak model may never stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """How a family writes calls. `{name}` stands for the tool, `{json_name}` for its JSON text."""
+    """How a family writes calls; `{name}` is the name of the tool, `{json_name}` its JSON text."""
 
     begin: str
     end: str
     trigger: str = "<tool_call>"
-    """What nothing but a call begins with, where there is no section."""
+    """Text that only calls begin with, in families without a section."""
     style: Literal["json", "qwen_xml", "glm_xml", "minimax_xml"] = "json"
-    """How arguments are written; the names are xgrammar's."""
+    """How arguments are written, by xgrammar's names."""
     numbered: str = ""
-    """What follows the number of the call, in families that count calls after `begin`."""
+    """Text after the number of the call, in families that number calls after `begin`."""
     section: tuple[str, str] = ("", "")
-    """What stands around all calls."""
+    """Texts before and after all calls."""
     separator: str = "\n"
-    """Between two calls."""
+    """Text between two calls."""
     single: bool = False
     """Whether an answer holds at most one call."""
 
@@ -98,10 +99,10 @@ _FORMS: Mapping[str, CallForm] = {
 def family_grammar(
     family: str, tools: Sequence[Tool], choice: ToolChoice, *, tokens: Tokens
 ) -> Mapping[str, object] | None:
-    """Calls in the markup of a family of `renderers`; None when nothing is forced.
+    """A grammar for calls in the markup of a family; None if nothing is forced.
 
     Raises:
-        RequestRefused: when a call is forced and the family's markup has no grammar here.
+        RequestRefused: a call is forced, but the family's markup has no grammar here.
     """
     form = _FORMS.get(family)
     if form is not None:
@@ -119,17 +120,17 @@ def family_grammar(
 def call_grammar(
     form: CallForm, tools: Sequence[Tool], choice: ToolChoice, *, tokens: Tokens
 ) -> Mapping[str, object] | None:
-    """Calls in one form; None when nothing is forced.
+    """A grammar for calls in one form; None if nothing is forced.
 
     Args:
-        form: how calls are written.
-        tools: those of the request.
-        choice: whether and which of them must be called.
-        tokens: texts that are one token, with their ids: a marker among them is forced as that
-            token, for parsers do not read it spelled by others.
+        form: How calls are written.
+        tools: The tools of the request.
+        choice: Whether and which of them must be called.
+        tokens: Texts that are one token, with their ids. A marker among them is forced as that
+            token, because parsers do not read it when other tokens spell it.
 
     Raises:
-        RequestRefused: when the tool that must be called is not among `tools`.
+        RequestRefused: the tool that must be called is not among `tools`.
     """
     offered = _offered(tools, choice)
     if offered is None:
@@ -149,11 +150,11 @@ def call_grammar(
 
 
 def _offered(tools: Sequence[Tool], choice: ToolChoice) -> Sequence[Tool] | None:
-    """The tools that may be called under a grammar; None when there is none."""
+    """The tools that may be called under a grammar; None if no grammar is needed."""
     if choice.mode == "none" or not tools:
         return None
     if choice.mode == "auto":
-        # Arguments of the tools that are not strict may be any object.
+        # Tools that are not strict take any object as arguments.
         loose = [tool if tool.strict else replace(tool, parameters={}) for tool in tools]
         return loose if any(tool.strict for tool in tools) else None
     offered = [tool for tool in tools if choice.name in (None, tool.name)]
@@ -178,7 +179,7 @@ def _list(tags: Sequence[Format], separator: str, *, first_only: bool) -> Format
 def _within_text(
     tags: Sequence[Format], trigger: str, tokens: Tokens, *, first_only: bool
 ) -> Format:
-    """Text in which `tags` may stand: what begins with `trigger` is one of them."""
+    """Free text with `tags` in it; text that begins with `trigger` must be one of them."""
     by_token = trigger in tokens
     triggers: Format = (
         {"type": "token_triggered_tags", "trigger_tokens": [tokens[trigger]]}
@@ -189,7 +190,7 @@ def _within_text(
 
 
 def _call(form: CallForm, tool: Tool, tokens: Tokens) -> Format:
-    names = {"name": tool.name, "json_name": json.dumps(tool.name, ensure_ascii=False)}
+    names = {"name": tool.name, "json_name": unescaped_json(tool.name)}
     arguments: list[Format] = [
         {
             "type": "json_schema",
@@ -211,7 +212,7 @@ def _call(form: CallForm, tool: Tool, tokens: Tokens) -> Format:
 
 
 def _literal(text: str, tokens: Tokens) -> list[Format]:
-    """`text` as it must be written: tokens where it names them, characters elsewhere."""
+    """A format that forces `text`: as tokens where it spells tokens, as characters elsewhere."""
     names = sorted(tokens, key=len, reverse=True)
     pattern = re.compile(f"({'|'.join(map(re.escape, names))})" if names else r"(?!)")
     return [
@@ -224,7 +225,7 @@ def _literal(text: str, tokens: Tokens) -> list[Format]:
 
 
 def _tag(parts: Sequence[Format]) -> Format:
-    """The parts in order, as a tag that begins with the first and ends with the last."""
+    """The parts in order, as a tag: the first is its beginning, the last its end."""
     first, *content, last = parts
     return {
         "type": "tag",

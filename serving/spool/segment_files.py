@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onlinerl.errors import LeaseHeld
+from onlinerl.serving.encoding.json import to_json
 from onlinerl.serving.interaction.events import Record
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class Stored:
 
 def pack(record: Record) -> bytes:
     """One record as it lies in a segment."""
-    head = json.dumps([record.topic, record.key], separators=(",", ":")).encode()
+    head = to_json([record.topic, record.key])
     payload = head + b"\n" + record.value
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the control tokens of a template kept apart.
+"""Text to token ids and back; control tokens that callers spell stay plain text.
 
-Imports `interaction`.
+Imports `interaction` and `encoding`.
 """

@@ -1,4 +1,4 @@
-"""A tokenizer, as renderers use it: prompts to ids and back, with callers' control tokens plain."""
+"""A tokenizer as renderers use it: prompts to ids, and ids to text."""
 
 import hashlib
 import json
@@ -14,13 +14,13 @@ from onlinerl.serving.tokens.decoder import ByteStream, TextSource, TextStream
 
 
 class TokenCodec:
-    """Wraps one `Tokenizer`; used from one thread."""
+    """Wraps one `Tokenizer`. Not thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
         self.added = {token.content: token_id for token_id, token in added.items()}
-        """Ids of the tokens that stand outside of the vocabulary's merges, by their text."""
+        """Ids of all added tokens, which no merge produces, by their text."""
         self.special = {
             token.content: token_id for token_id, token in added.items() if token.special
         }
@@ -28,27 +28,27 @@ class TokenCodec:
         self.control = ControlTokens(self.special)
         vocabulary = tokenizer.get_vocab()
         self.longest_token = max(len(token.encode()) for token in vocabulary)
-        """Bytes of the longest entry of the vocabulary; none of its spellings is shorter."""
+        """Bytes of the longest entry of the vocabulary, as the vocabulary spells it."""
         self._bytes = TokenBytes(tokenizer)
         self._special_ids = frozenset(self.special.values())
         self._visible_bytes: dict[int, bytes] = {}
-        """At most one entry per token of the vocabulary."""
+        """A cache with at most one entry per token of the vocabulary."""
 
     def tokenize(self, text: str) -> list[int]:
         """Ids of a text, control tokens included."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a rendered prompt; what `control` hides in it is plain text.
+        """Ids of a rendered prompt, in which the marks of `control` become plain text.
 
         Raises:
-            RequestRefused: when a mark was cut or changed.
+            RequestRefused: a mark was cut or changed.
         """
         if not self.control.holds_marks(text):
             return self.tokenize(text)
         ids: list[int] = []
         start = 0
-        for match in self.control.spelled.finditer(text):
+        for match in self.control.pattern.finditer(text):
             ids += self._encode_plain(text[start : match.start()])
             ids.append(self.special[match[0]])
             start = match.end()
@@ -60,21 +60,21 @@ class TokenCodec:
         return text
 
     def decode_all(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids`, control tokens spelled."""
+        """Text of `token_ids`, control tokens included."""
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
 
     def text_source(self) -> TextSource:
-        """Decodes one answer, token by token."""
+        """A decoder for one answer."""
         return ByteStream(self._visible) if self._bytes.joined else TextStream(self.decode)
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
-        """Text and bytes of one token; bytes that are no UTF-8 show as U+FFFD."""
+        """Text and bytes of one token; in the text, bytes that are not UTF-8 are U+FFFD."""
         token_bytes = self._bytes.of(token_id)
         return token_bytes.decode(errors="replace"), token_bytes
 
     def _visible(self, token_id: int) -> bytes:
-        """What a token adds to a text; control tokens add nothing."""
+        """The bytes that a token adds to a text; none for control tokens."""
         visible = self._visible_bytes.get(token_id)
         if visible is None:
             visible = b"" if token_id in self._special_ids else self._bytes.decoded(token_id)
@@ -91,8 +91,13 @@ class TokenCodec:
             self.tokenizer.encode_special_tokens = False
 
 
-class NameTag:
-    """Name and hash of a renderer, with the tools of a request."""
+class RendererHash:
+    """Name of a renderer, with a hash over its rules and the tools of a request.
+
+    Args:
+        name: Name of the renderer.
+        sources: Texts that decide how messages become tokens.
+    """
 
     def __init__(self, name: str, *sources: str) -> None:
         self._name = name
@@ -102,7 +107,7 @@ class NameTag:
             self._digest.update(len(content).to_bytes(8, "big") + content)
 
     def with_tools(self, tools: Sequence[Tool]) -> RendererName:
-        """The name; its hash changes with anything that a prompt depends on but the messages."""
+        """The name with a hash over everything that a prompt depends on except its messages."""
         digest = self._digest.copy()
         if tools:
             digest.update(json.dumps([vars(tool) for tool in tools], sort_keys=True).encode())

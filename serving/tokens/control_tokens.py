@@ -1,43 +1,43 @@
-"""Keeps the control tokens that a caller spells apart from those that a template makes.
+"""Prevents callers from injecting control tokens: where a text spells one, it stays plain text.
 
-What a caller wrote is `hide`d before a template or a renderer sees it: every spelling of a control
-token becomes a mark that no caller can guess. When the prompt is tokenized, `TokenCodec` turns the
-marks back into plain text.
+`hide` replaces every spelling of a control token in a caller's text with a mark that no caller can
+guess, before a template or a renderer sees the text. When the prompt is tokenized, `TokenCodec`
+turns the marks back into plain text.
 """
 
-import json
 import re
 import secrets
 from collections.abc import Iterable, Sequence
 
 from onlinerl.errors import RequestRefused
+from onlinerl.serving.encoding.json import unescaped_json
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer, and marks for their spellings.
+    """The control tokens of one tokenizer, and the marks that stand for their spellings.
 
-    Marks are private-use characters around digits, so that trimming, changing case and JSON
-    leave them alone.
+    Marks are private-use characters around digits, which survive trimming, changes of case and
+    JSON.
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts: Sequence[str] = sorted(texts, key=lambda text: (-len(text), text))
         self._index = {text: number for number, text in enumerate(self._texts)}
-        self.spelled = _any_of(self._texts)
-        """Matches the spelling of a control token; of several that begin together the longest."""
-        self._spelled_in_json = _any_of([_plain_json(text)[1:-1] for text in self._texts])
+        self.pattern = _any_of(self._texts)
+        """Matches the spelling of a control token; the longest of those that begin together."""
+        self._json_pattern = _any_of([unescaped_json(text)[1:-1] for text in self._texts])
         self._nonce = str(secrets.randbits(96))
         self._marked = re.compile(f"\ue000{self._nonce}\ue002([0-9]+)\ue001")
-        # As it is, or as `repr` and JSON write it.
+        # The mark itself, or its escapes in `repr` and JSON.
         opens, splits, closes = (rf"(?:\u{code}|\\u{code})" for code in ("e000", "e002", "e001"))
         self._quoted = re.compile(f"{opens}{self._nonce}{splits}([0-9]+){closes}")
 
     def hide(self, text: str) -> str:
-        """`text` with marks for the control tokens that it spells."""
-        return self.spelled.sub(self._mark, text)
+        """`text` with its control tokens replaced by marks."""
+        return self.pattern.sub(self._mark, text)
 
     def hide_all(self, value: object) -> object:
-        """The same for every text within a JSON value, keys included."""
+        """A JSON value with `hide` applied to every string in it, keys included."""
         if isinstance(value, str):
             return self.hide(value)
         if isinstance(value, dict):
@@ -45,30 +45,30 @@ class ControlTokens:
         return [self.hide_all(item) for item in value] if isinstance(value, list) else value
 
     def hide_json(self, value: object) -> object:
-        """`hide_all`, without a copy in the usual case that there is nothing to hide."""
-        return self.hide_all(value) if self._spelled_in_json.search(_plain_json(value)) else value
+        """The same as `hide_all`, but without a copy if there is nothing to hide."""
+        return self.hide_all(value) if self._json_pattern.search(unescaped_json(value)) else value
 
     def holds_marks(self, text: str) -> bool:
-        """Whether something is hidden in `text`."""
+        """Whether `text` holds marks."""
         return self._nonce in text
 
     def restore(self, text: str) -> str:
-        """`text` with spellings for marks.
+        """`text` with its marks replaced by the control tokens that they stand for.
 
         Raises:
-            RequestRefused: when a mark was cut or changed, so that what it hides cannot be told.
+            RequestRefused: the template cut or changed a mark, so it cannot be replaced.
         """
         text = self._marked.sub(self._spelling, text)
         if self._nonce in text:
             raise RequestRefused(
-                "a message holds a control token of the model where the template rewrites text: "
-                "leave it out",
+                "a message holds a control token of the model in text that the chat template "
+                "rewrites: leave it out",
                 param="messages",
             )
         return text
 
     def spell(self, message: str) -> str:
-        """A message that may quote what was hidden, for the caller who wrote that."""
+        """An error message with the marks that it may quote replaced, to show it to the caller."""
         return self._quoted.sub(self._spelling, message)
 
     def _spelling(self, match: re.Match[str]) -> str:
@@ -79,9 +79,5 @@ class ControlTokens:
 
 
 def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
-    # Without control tokens, a pattern that matches nothing.
+    # `(?!)` matches nothing: for a tokenizer without control tokens.
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
-
-
-def _plain_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -1,38 +1,40 @@
 """Text from token ids, as they come.
 
-The pieces of a stream joined are exactly what decoding all ids at once gives, cut at the
-first stop string. Nothing here knows of a protocol.
+The joined pieces of a stream are exactly the text of all ids decoded at once, cut at the first stop
+string.
 """
 
 import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from typing_extensions import override
+
 Decode = Callable[[Sequence[int]], str]
-"""Ids to text; special tokens are skipped."""
+"""Ids to text, without special tokens."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _UNFINISHED_TOKENS = 3
-"""A character has at most four bytes, so at most three tokens wait for its last one."""
+"""A character has at most four bytes, so at most three tokens wait for its last token."""
 
 
 class TextSource(Protocol):
-    """Text from ids, whole characters only."""
+    """Decodes one answer, in whole characters."""
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes."""
+        """The text that this token completes; empty while a character is unfinished."""
 
     def flush(self) -> str:
-        """What is held, when no token follows."""
+        """The rest of the text, after the last token; an unfinished character becomes U+FFFD."""
 
 
-class TextStream:
-    """Incremental decoding: a character that spans several tokens waits for its last one.
+class TextStream(TextSource):
+    """Decodes with the tokenizer's own decoder, which may look at neighbouring tokens.
 
-    Decodes a window that begins at the last place where the text was whole, so the cost of a
-    token does not grow with the answer, and tokenizers that look at their neighbours see one.
-    What was shown stays: a byte-fallback decoder that meets an invalid byte would also spoil the
-    whole characters right before it.
+    It decodes a window that begins at the last place without an unfinished character, so the cost
+    of a token does not grow with the answer. Text that was shown is never taken back, although a
+    byte-fallback decoder that meets an invalid byte would also replace the characters right before
+    it.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -41,14 +43,14 @@ class TextStream:
         self._context = 0
         self._emitted = 0
 
+    @override
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is unfinished."""
         self._window.append(token_id)
         text = self._decode(self._window)
         end = len(text.rstrip(_REPLACEMENT))
         whole = end == len(text)
-        # Byte-level decoders give one U+FFFD for an unfinished character; byte-fallback ones give
-        # one for every byte, and for those of whole characters right before it.
+        # Byte-level decoders give one U+FFFD for an unfinished character. Byte-fallback decoders
+        # give one for each of its bytes, and for those of the whole characters right before it.
         if len(self._window) - self._context > _UNFINISHED_TOKENS:
             end = max(end, len(text) - _UNFINISHED_TOKENS)
         piece = text[self._emitted : end]
@@ -57,8 +59,8 @@ class TextStream:
             self._slide(text)
         return piece
 
+    @override
     def flush(self) -> str:
-        """What is held when no token follows: an unfinished character becomes U+FFFD."""
         piece = self._decode(self._window)[self._emitted :]
         self._emitted += len(piece)
         return piece
@@ -69,54 +71,54 @@ class TextStream:
         self._emitted = len(self._decode(self._window))
 
 
-class ByteStream:
-    """Incremental decoding where the text of tokens is that of their bytes, one after the other."""
+class ByteStream(TextSource):
+    """Decodes the bytes of each token; for tokenizers whose text is that of the joined bytes."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
+    @override
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is unfinished."""
         return self._decoder.decode(self._bytes_of(token_id))
 
+    @override
     def flush(self) -> str:
-        """What is held when no token follows: an unfinished character becomes U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 
 class StopFinder:
-    """Cuts text at the first stop string and holds back what may be the start of one."""
+    """Cuts text at the first stop string, and holds back text that may begin one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.found: str | None = None
-        """The stop string that ended the text."""
+        self.match: str | None = None
+        """The stop string that ended the text; None so far."""
 
     def push(self, piece: str) -> str:
-        """The text that is safe to show."""
+        """The text that can be shown."""
         if not self._stops:
             return piece
-        if self.found is not None:
+        if self.match is not None:
             return ""
         self._held += piece
-        matches = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if matches:
-            end, self.found = min(matches)
+        places = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if places:
+            end, self.match = min(places)
             return self._release(end)
         return self._release(len(self._held) - self._undecided())
 
     def flush(self) -> str:
-        """What is held when nothing follows."""
-        return "" if self.found is not None else self._release(len(self._held))
+        """The rest of the text; call it after the last piece."""
+        return "" if self.match is not None else self._release(len(self._held))
 
     def _release(self, end: int) -> str:
         shown, self._held = self._held[:end], self._held[end:]
         return shown
 
     def _undecided(self) -> int:
-        """Length of the longest tail that begins a stop string."""
+        """Length of the longest tail that may begin a stop string."""
         longest = max((len(stop) - 1 for stop in self._stops), default=0)
         for length in range(min(longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-length:]) for stop in self._stops):

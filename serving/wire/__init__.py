@@ -1,4 +1,4 @@
-"""What every protocol implements and shares: the seam, checks of a body, the error envelope.
+"""The seam that every protocol implements, and the checks and envelopes that protocols share.
 
 Imports `interaction` and `encoding`.
 """

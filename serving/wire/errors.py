@@ -1,7 +1,8 @@
 """OpenAI's error envelope."""
 
 from onlinerl.errors import EngineFailed, RequestRefused
-from onlinerl.serving.encoding.json import Body
+from onlinerl.serving.encoding.json import Body, to_json
+from onlinerl.serving.encoding.sse import event
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -18,3 +19,8 @@ def error_body(error: RequestRefused | EngineFailed) -> Body:
             "code": refusal.code if refusal is not None else "engine_failed",
         }
     }
+
+
+def error_event(failure: EngineFailed) -> bytes:
+    """The event that ends a broken stream: OpenAI's clients raise what stands under `error`."""
+    return event(to_json(error_body(failure)))

@@ -17,7 +17,7 @@ from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.api.app import create_app
 from onlinerl.serving.config import GatewayConfig, ResponsesConfig
 from onlinerl.serving.engine_client.http import HttpEngine
-from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.feedback.recorder import FeedbackRecorder
 from onlinerl.serving.gateway.answering import Gateway
 from onlinerl.serving.interaction.events import MemorySink
 from onlinerl.serving.observability.metrics import GatewayMetrics
@@ -86,10 +86,10 @@ async def gateway_service(
             metrics=metrics,
             users=users,
         )
-        desk = FeedbackDesk(
+        feedback = FeedbackRecorder(
             sink=sink, users=users, metrics=metrics, max_recent=10, store_timeout_s=1
         )
-        app = create_app(gateway, keyring=Keyring(KEYS), feedback=desk, responses=store)
+        app = create_app(gateway, keyring=Keyring(KEYS), feedback=feedback, responses=store)
         async with listening(app) as url:
             yield Service(url, gateway, sink)
     await store.close()

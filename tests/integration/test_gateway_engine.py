@@ -16,7 +16,7 @@ from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.api.app import create_app
 from onlinerl.serving.config import ApiKeyConfig, GatewayConfig
 from onlinerl.serving.engine_client.http import HttpEngine
-from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.feedback.recorder import FeedbackRecorder
 from onlinerl.serving.gateway.answering import Gateway
 from onlinerl.serving.interaction.events import MemorySink
 from onlinerl.serving.observability.metrics import GatewayMetrics
@@ -100,10 +100,10 @@ async def service(engine_url: str, tiny_model_dir: Path) -> AsyncIterator[Servic
             metrics=metrics,
             users=users,
         )
-        desk = FeedbackDesk(
+        feedback = FeedbackRecorder(
             sink=sink, users=users, metrics=metrics, max_recent=10, store_timeout_s=1
         )
-        app = create_app(gateway, keyring=Keyring(keys), feedback=desk)
+        app = create_app(gateway, keyring=Keyring(keys), feedback=feedback)
         server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None))
         serving = asyncio.create_task(server._serve())
         async with asyncio.timeout(60):

@@ -20,7 +20,7 @@ from onlinerl.serving.interaction.pieces import (
     ToolCallStart,
 )
 from onlinerl.serving.interaction.request import Request, ToolCall
-from onlinerl.serving.wire.protocol import Asked, StreamWriter
+from onlinerl.serving.wire.protocol import IncomingRequest, StreamWriter
 
 SOURCE = "01890000-0000-7000-8000-000000000001"
 """Id of the interaction that an exchange has by default."""
@@ -35,8 +35,12 @@ def caller(**changes: Any) -> Caller:
     return Caller(**{"name": "acme", "tenant": "acme", "consent": "train", **changes})
 
 
-def asked(body: object, *, headers: dict[str, str] | None = None, **changes: Any) -> Asked:
-    return Asked(body=body, headers=headers or {}, caller=caller(**changes), config=GatewayConfig())
+def asked(
+    body: object, *, headers: dict[str, str] | None = None, **changes: Any
+) -> IncomingRequest:
+    return IncomingRequest(
+        body=body, headers=headers or {}, caller=caller(**changes), config=GatewayConfig()
+    )
 
 
 def exchange(request: Request, **changes: Any) -> Exchange:

@@ -9,6 +9,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
+from starlette.routing import Route
 
 from onlinerl.rollout_store.schema import (
     FEEDBACK_TOPIC,
@@ -17,12 +18,15 @@ from onlinerl.rollout_store.schema import (
     InteractionEvent,
 )
 from onlinerl.rollout_store.user_hash import UserHasher
+from onlinerl.serving.access.admission import Admission
 from onlinerl.serving.access.auth import Keyring
-from onlinerl.serving.api.app import create_app
+from onlinerl.serving.api.app import create_app, wire_route
 from onlinerl.serving.config import ApiKeyConfig, GatewayConfig, LimitsConfig, TimeoutsConfig
 from onlinerl.serving.engine_client.memory import MemoryEngine
-from onlinerl.serving.feedback.desk import FeedbackDesk
+from onlinerl.serving.feedback.recorder import FeedbackRecorder
 from onlinerl.serving.gateway.answering import Gateway
+from onlinerl.serving.http.idempotency import Idempotency
+from onlinerl.serving.http.protocol_route import Door
 from onlinerl.serving.interaction.engine import Generate
 from onlinerl.serving.interaction.events import MemorySink
 from onlinerl.serving.interaction.request import Conversation, Message
@@ -121,16 +125,23 @@ def make_world(
         metrics=metrics,
         users=users,
     )
-    desk = FeedbackDesk(
+    feedback = FeedbackRecorder(
         sink=sink,
         users=users,
         metrics=metrics,
         max_recent=100,
         store_timeout_s=store_timeout_s,
     )
-    app = create_app(
-        gateway, keyring=Keyring(KEYS), feedback=desk, wires=wires, responses=responses
+    keyring = Keyring(KEYS)
+    app = create_app(gateway, keyring=keyring, feedback=feedback, responses=responses)
+    door = Door(
+        keyring=keyring,
+        admission=Admission(settings.limits, metrics=metrics),
+        idempotency=Idempotency(settings.idempotency, metrics=metrics),
     )
+    for path, wire in (wires or {}).items():
+        methods, endpoint = wire_route(wire, gateway, door)
+        app.router.routes.append(Route(path, endpoint, methods=[methods]))
     return World(app, gateway, engines, sink, renderer, said)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/chat/completions` and `/v1/completions`.
+"""OpenAI's `/v1/chat/completions`.
 
 Imports `wire` and what is below it.
 """

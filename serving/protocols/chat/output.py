@@ -1,7 +1,8 @@
-"""`/v1/chat/completions`, the way out: an answer as OpenAI's objects."""
+"""Answers of `/v1/chat/completions`, whole and streamed."""
 
-import json
 from collections.abc import Sequence
+
+from typing_extensions import override
 
 from onlinerl.errors import EngineFailed
 from onlinerl.serving.encoding.json import Body, to_json
@@ -18,11 +19,13 @@ from onlinerl.serving.interaction.pieces import (
     ToolCallStart,
 )
 from onlinerl.serving.interaction.request import ToolCall
-from onlinerl.serving.wire.errors import error_body
+from onlinerl.serving.wire.errors import error_event
+from onlinerl.serving.wire.openai import usage_body
+from onlinerl.serving.wire.protocol import StreamWriter
 
 
 def completion_body(exchange: Exchange, outcomes: Sequence[Outcome]) -> Body:
-    """The answer to a request that does not stream."""
+    """The whole answer."""
     return {
         **_head(exchange, kind="chat.completion"),
         "choices": [
@@ -38,25 +41,8 @@ def completion_body(exchange: Exchange, outcomes: Sequence[Outcome]) -> Body:
     }
 
 
-def usage_body(exchange: Exchange, outcomes: Sequence[Outcome]) -> Body:
-    """Tokens as they are logged: the prompt once, every sampled token of every choice."""
-    num_prompt = len(exchange.prompt_ids)
-    num_completion = sum(outcome.num_tokens for outcome in outcomes)
-    num_reasoning = sum(outcome.num_reasoning_tokens for outcome in outcomes)
-    usage: Body = {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_completion,
-        "total_tokens": num_prompt + num_completion,
-        "completion_tokens_details": {"reasoning_tokens": num_reasoning},
-    }
-    cached = outcomes[0].num_cached_tokens if outcomes else None
-    if cached is not None:
-        usage["prompt_tokens_details"] = {"cached_tokens": cached}
-    return usage
-
-
-class ChatWriter:
-    """Chunks of one stream. What is the same in all of them is encoded once."""
+class ChatWriter(StreamWriter):
+    """Writes the chunks of one stream. The fields that all chunks share are encoded once."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
@@ -65,38 +51,38 @@ class ChatWriter:
         with_usage = exchange.request.include_usage
         self._after = b',"usage":null}\n\n' if with_usage else b"}\n\n"
 
+    @override
     def open(self) -> bytes:
-        """Every choice says who speaks."""
         delta = b'{"role":"assistant","content":""}'
         return b"".join(
             self._chunk(index, delta) for index in range(self._exchange.request.num_choices)
         )
 
+    @override
     def write(self, piece: Piece) -> bytes:
-        """One chunk; nothing for a piece without content."""
         if isinstance(piece, TextDelta):
-            delta = b'{"content":%b}' % _string(piece.text) if piece.text else b"{}"
+            delta = b'{"content":%b}' % to_json(piece.text) if piece.text else b"{}"
             if not piece.text and not piece.logprobs:
                 return b""
         elif isinstance(piece, ReasoningDelta):
-            delta = b'{"reasoning_content":%b}' % _string(piece.text)
+            delta = b'{"reasoning_content":%b}' % to_json(piece.text)
         elif isinstance(piece, Finish):
             return self._chunk(piece.choice_index, b"{}", piece.logprobs, reason=piece.reason)
         else:
             delta = to_json({"tool_calls": [_call_delta(piece)]})
         return self._chunk(piece.choice_index, delta, piece.logprobs)
 
+    @override
     def close(self, outcomes: Sequence[Outcome]) -> bytes:
-        """The counts, in a chunk without a choice, for callers that asked for them."""
         done = event(DONE)
         if not self._exchange.request.include_usage:
             return done
         usage = to_json(usage_body(self._exchange, outcomes))
         return b'%b[],"usage":%b}\n\n%b' % (self._before, usage, done)
 
+    @override
     def fail(self, failure: EngineFailed) -> bytes:
-        """OpenAI's clients raise what an event holds under `error`."""
-        return event(to_json(error_body(failure)))
+        return error_event(failure)
 
     def _chunk(
         self,
@@ -111,7 +97,7 @@ class ChatWriter:
             index,
             delta,
             to_json({"content": _tokens(logprobs), "refusal": None}) if logprobs else b"null",
-            b"null" if reason is None else _string(reason),
+            b"null" if reason is None else to_json(reason),
             self._after,
         )
 
@@ -130,7 +116,7 @@ def _message(outcome: Outcome) -> Body:
     calls = [_call(call) for call in outcome.tool_calls]
     message: Body = {
         "role": "assistant",
-        # With calls and no text OpenAI writes null.
+        # OpenAI writes null when there are calls and no text.
         "content": None if calls and not outcome.content else outcome.content,
         "refusal": None,
     }
@@ -151,8 +137,8 @@ def _call(call: ToolCall) -> Body:
 
 def _call_delta(piece: Piece) -> Body:
     if isinstance(piece, ToolCallStart):
-        named = {"name": piece.name, "arguments": ""}
-        return {"index": piece.call_index, "id": piece.id, "type": "function", "function": named}
+        function = {"name": piece.name, "arguments": ""}
+        return {"index": piece.call_index, "id": piece.id, "type": "function", "function": function}
     assert isinstance(piece, ArgumentsDelta)
     return {"index": piece.call_index, "function": {"arguments": piece.json}}
 
@@ -171,7 +157,3 @@ def _tokens(logprobs: Sequence[TokenLogprob]) -> list[Body]:
 
 def _token(token: TokenLogprob) -> Body:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.token_bytes)}
-
-
-def _string(text: str) -> bytes:
-    return json.dumps(text).encode("ascii")

@@ -1,9 +1,5 @@
-"""Anthropic's `/v1/messages`, the way in: what a body may say beside its messages.
+"""The bodies of `/v1/messages` and `/v1/messages/count_tokens`, beside their messages."""
 
-What is not supported is refused by name. Content blocks are in `messages_blocks`.
-"""
-
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -12,23 +8,23 @@ from onlinerl.serving.interaction.request import JsonFormat, Tool, ToolChoice
 from onlinerl.serving.wire.parameters import (
     Parameters,
     StopString,
-    ToolName,
-    checked,
-    refuse_equal_names,
+    WithoutEffect,
     unsupported,
+    validate,
     wrong,
 )
+from onlinerl.serving.wire.tools import ToolName, read_tools
 
-CACHE_CONTROL: Mapping[str, tuple[object, ...]] = {
+CACHE_CONTROL: WithoutEffect = {
     "cache_control": (
         {"type": "ephemeral"},
         {"type": "ephemeral", "ttl": "5m"},
         {"type": "ephemeral", "ttl": "1h"},
     )
 }
-"""Prefixes are always cached, so a mark that asks for it changes nothing."""
+"""The engine always caches prefixes, so asking for it changes nothing."""
 
-_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+_WITHOUT_EFFECT: WithoutEffect = {
     **CACHE_CONTROL,
     "container": (),
     "context_management": (),
@@ -46,11 +42,11 @@ _ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
     "tools": (),
 }
 
-_TOOL_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+_TOOL_WITHOUT_EFFECT: WithoutEffect = {
     **CACHE_CONTROL,
     "allowed_callers": (["direct"],),
     "defer_loading": (False,),
-    # Input is sent when it is whole, which is as early as it is known to be valid.
+    # The input of a call is always sent whole: only then is it known to be valid.
     "eager_input_streaming": (True, False),
     "type": (),
 }
@@ -89,7 +85,7 @@ class _Choice(Parameters):
 
 
 class CountBody(Parameters):
-    """What shapes a prompt: all that `count_tokens` takes."""
+    """A body of `count_tokens`: the parameters that shape a prompt."""
 
     model: str
     messages: list[Any] = Field(min_length=1, max_length=10_000)
@@ -101,20 +97,23 @@ class CountBody(Parameters):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether a model that can reason should; None leaves it to its template."""
+        """Whether a model that can reason should; None leaves it to the chat template."""
         if self.thinking is None or self.thinking.type == "adaptive":
             return None
         return self.thinking.type == "enabled"
 
     @property
     def json_format(self) -> JsonFormat | None:
-        """The JSON that the answer must be."""
-        given = None if self.output_config is None else self.output_config.format
-        return None if given is None else JsonFormat(schema=given.json_schema)
+        """The JSON that the answer must be; None for any text."""
+        schema_format = None if self.output_config is None else self.output_config.format
+        return None if schema_format is None else JsonFormat(schema=schema_format.json_schema)
 
 
 class MessagesBody(CountBody):
-    """A body whose plain values are checked; the rest is read by the functions of this file."""
+    """A body of `/v1/messages` with its plain values checked.
+
+    `tools_of`, `tool_choice_of` and `messages_of` read the rest.
+    """
 
     max_tokens: int = Field(ge=1)
     metadata: _Metadata | None = None
@@ -129,45 +128,43 @@ def read_body(value: object) -> MessagesBody:
     """A checked body.
 
     Raises:
-        RequestRefused: naming the parameter that is wrong or not supported.
+        RequestRefused: a parameter is wrong or not supported; the error names it.
     """
-    body = checked(MessagesBody, value, harmless=_ASKS_FOR_NOTHING)
+    body = validate(MessagesBody, value, without_effect=_WITHOUT_EFFECT)
     _check_budget(body)
     return body
 
 
-def read_count(value: object) -> CountBody:
+def read_count_body(value: object) -> CountBody:
     """A checked body of `count_tokens`.
 
     Raises:
-        RequestRefused: naming the parameter that is wrong or not supported.
+        RequestRefused: a parameter is wrong or not supported; the error names it.
     """
-    return checked(CountBody, value, harmless=_ASKS_FOR_NOTHING)
+    return validate(CountBody, value, without_effect=_WITHOUT_EFFECT)
 
 
 def tools_of(body: CountBody) -> tuple[Tool, ...]:
     """The functions that the model may call.
 
     Raises:
-        RequestRefused: for tools that the server would have to know or to run.
+        RequestRefused: a tool is one of Anthropic's own, or two have the same name.
     """
-    tools = tuple(_tool(value, at=f"tools.{number}") for number, value in enumerate(body.tools))
-    refuse_equal_names(tools)
-    return tools
+    return read_tools(body.tools, _read_tool)
 
 
 def tool_choice_of(body: CountBody, tools: tuple[Tool, ...]) -> ToolChoice:
     """Whether the functions may, must or must not be called.
 
     Raises:
-        RequestRefused: for a function that is not among `tools`, or a choice without a meaning.
+        RequestRefused: the choice does not fit `tools`, or contradicts itself.
     """
     choice = body.tool_choice
     if choice is None:
         return ToolChoice()
     parallel = not choice.disable_parallel_tool_use
     if (choice.name is not None) != (choice.type == "tool"):
-        raise wrong("tool_choice.name", "goes with the type tool, and only with it")
+        raise wrong("tool_choice.name", "is required for the type tool and allowed only with it")
     if choice.name is not None and choice.name not in {tool.name for tool in tools}:
         raise wrong("tool_choice.name", f"there is no tool {choice.name!r} in tools")
     if choice.type == "any" and not tools:
@@ -181,11 +178,13 @@ def tool_choice_of(body: CountBody, tools: tuple[Tool, ...]) -> ToolChoice:
     return ToolChoice(mode=modes[choice.type], name=choice.name, parallel=parallel)
 
 
-def _tool(value: object, *, at: str) -> Tool:
+def _read_tool(value: object, *, at: str) -> Tool:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in (None, "custom"):
-        raise unsupported(f"{at}.type", f"{kind!r} is a tool of Anthropic's; only own ones are")
-    tool = checked(_ToolBody, value, at=at, harmless=_TOOL_ASKS_FOR_NOTHING)
+        raise unsupported(
+            f"{at}.type", f"{kind!r} is one of Anthropic's own tools; give tools of the type custom"
+        )
+    tool = validate(_ToolBody, value, at=at, without_effect=_TOOL_WITHOUT_EFFECT)
     return Tool(
         name=tool.name,
         description=tool.description or "",
@@ -195,7 +194,7 @@ def _tool(value: object, *, at: str) -> Tool:
 
 
 def _check_budget(body: MessagesBody) -> None:
-    """A budget is a target in this protocol; here `max_tokens` alone bounds thinking."""
+    """Anthropic refuses such budgets too. Here `max_tokens` alone bounds the reasoning."""
     budget = None if body.thinking is None else body.thinking.budget_tokens
     if budget is not None and budget >= body.max_tokens:
         raise wrong(

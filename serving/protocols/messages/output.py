@@ -1,86 +1,89 @@
-"""Anthropic's `/v1/messages`, the way out: pieces of an answer as content blocks, and their events.
+"""Answers of `/v1/messages`, whole and streamed."""
 
-A whole answer goes through the same code as a streamed one, so the two cannot differ.
-"""
-
-import json
 from collections.abc import Sequence
-from typing import Any
 
-from onlinerl.serving.interaction.pieces import (
-    ArgumentsDelta,
-    Piece,
-    ReasoningDelta,
-    TextDelta,
-    ToolCallStart,
-)
-from onlinerl.serving.protocols.messages.blocks import Block, sign
+from typing_extensions import override
 
-Event = dict[str, Any]
+from onlinerl.errors import EngineFailed
+from onlinerl.serving.encoding.json import Body, to_json
+from onlinerl.serving.encoding.sse import named_event
+from onlinerl.serving.interaction.exchange import Exchange
+from onlinerl.serving.interaction.pieces import Outcome, Piece
+from onlinerl.serving.protocols.messages.errors import error_body
+from onlinerl.serving.protocols.messages.output_blocks import ContentBlocks, Event
+from onlinerl.serving.wire.protocol import StreamWriter
+
+_STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class ContentBlocks:
-    """The blocks of one answer, in the order in which the model wrote them.
+def message_body(exchange: Exchange, outcome: Outcome) -> Body:
+    """The whole answer."""
+    content = ContentBlocks()
+    for piece in outcome.pieces:
+        content.add(piece)
+    content.close()
+    return {
+        **_empty_message(exchange, num_output_tokens=outcome.num_tokens),
+        "content": content.blocks,
+        **_stop(outcome),
+    }
 
-    NONE ──a piece──► OPEN ──a piece of another kind, or `close`──► done, in `blocks`
-    """
 
-    def __init__(self) -> None:
-        self.blocks: list[Block] = []
-        """Those that are done."""
-        self._open: Block | None = None
-        self._pieces: list[str] = []
-        """Content of the open block so far."""
+class MessagesWriter(StreamWriter):
+    """Writes the events of one stream."""
 
-    def add(self, piece: Piece) -> Sequence[Event]:
-        """What one piece makes known."""
-        if isinstance(piece, TextDelta) and piece.text:
-            return self._add("text", piece.text)
-        if isinstance(piece, ReasoningDelta) and piece.text:
-            return self._add("thinking", piece.text)
-        if isinstance(piece, ToolCallStart):
-            call = {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
-            return self._start(call)
-        if isinstance(piece, ArgumentsDelta):
-            # Kept until the call is whole: a client parses what it has at any moment.
-            self._pieces.append(piece.json)
-        return []
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._content = ContentBlocks()
 
-    def close(self) -> Sequence[Event]:
-        """The end of the answer."""
-        if self._open is None:
-            return []
-        block, text = self._open, "".join(self._pieces)
-        events: list[Event] = []
-        if block["type"] == "tool_use":
-            block["input"] = json.loads(text or "{}")
-            delta = {"type": "input_json_delta", "partial_json": text or "{}"}
-            events.append(self._event("content_block_delta", delta=delta))
-        elif block["type"] == "thinking":
-            block |= {"thinking": text, "signature": sign(text)}
-            delta = {"type": "signature_delta", "signature": block["signature"]}
-            events.append(self._event("content_block_delta", delta=delta))
-        else:
-            block["text"] = text
-        events.append(self._event("content_block_stop"))
-        self.blocks.append(block)
-        self._open = None
-        return events
+    @override
+    def open(self) -> bytes:
+        message = _empty_message(self._exchange, num_output_tokens=0)
+        return _encode([{"type": "message_start", "message": message}])
 
-    def _add(self, kind: str, text: str) -> list[Event]:
-        events: list[Event] = []
-        if self._open is None or self._open["type"] != kind:
-            empty = {"thinking": "", "signature": ""} if kind == "thinking" else {"text": ""}
-            events += self._start({"type": kind, **empty})
-        self._pieces.append(text)
-        delta = {"type": f"{kind}_delta", kind: text}
-        return [*events, self._event("content_block_delta", delta=delta)]
+    @override
+    def write(self, piece: Piece) -> bytes:
+        return _encode(self._content.add(piece))
 
-    def _start(self, block: Block) -> list[Event]:
-        events = [*self.close()]
-        self._open, self._pieces = block, []
-        # A copy: the block goes on changing, the event does not.
-        return [*events, self._event("content_block_start", content_block=dict(block))]
+    @override
+    def close(self, outcomes: Sequence[Outcome]) -> bytes:
+        (outcome,) = outcomes
+        delta = {
+            "type": "message_delta",
+            "delta": _stop(outcome),
+            "usage": {
+                "input_tokens": len(self._exchange.prompt_ids),
+                "output_tokens": outcome.num_tokens,
+            },
+        }
+        return _encode([*self._content.close(), delta, {"type": "message_stop"}])
 
-    def _event(self, kind: str, **values: object) -> Event:
-        return {"type": kind, "index": len(self.blocks), **values}
+    @override
+    def fail(self, failure: EngineFailed) -> bytes:
+        return _encode([error_body(failure)])
+
+
+def _empty_message(exchange: Exchange, *, num_output_tokens: int) -> Body:
+    """A message without content; its id holds the id of the interaction."""
+    return {
+        "id": f"msg_{exchange.interaction_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": exchange.policy,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": len(exchange.prompt_ids), "output_tokens": num_output_tokens},
+    }
+
+
+def _stop(outcome: Outcome) -> dict[str, str | None]:
+    reason = _STOP_REASONS.get(outcome.finish_reason, "end_turn")
+    if reason == "end_turn" and outcome.stop_string is not None:
+        reason = "stop_sequence"
+    stop = outcome.stop_string if reason == "stop_sequence" else None
+    return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _encode(events: Sequence[Event]) -> bytes:
+    return b"".join(named_event(event["type"], to_json(event)) for event in events)

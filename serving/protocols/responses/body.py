@@ -1,29 +1,24 @@
-"""`/v1/responses`, the way in: what a body may say beside its input.
+"""The body of `/v1/responses`, beside its input items."""
 
-What is not supported is refused by name. Input items are in `responses_items`.
-"""
-
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from onlinerl.errors import RequestRefused
 from onlinerl.serving.interaction.request import JsonFormat, Tool, ToolChoice
 from onlinerl.serving.wire.parameters import (
     Parameters,
     Tag,
-    ToolName,
-    checked,
-    refuse_equal_names,
+    WithoutEffect,
     unsupported,
+    validate,
     wrong,
 )
+from onlinerl.serving.wire.tools import ToolName, read_tools
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
-_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+_WITHOUT_EFFECT: WithoutEffect = {
     "access_programs": (),
     "background": (False,),
     "background_options": (),
@@ -47,7 +42,7 @@ _ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
     "truncation": ("disabled",),
 }
 
-_TOOL_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+_TOOL_WITHOUT_EFFECT: WithoutEffect = {
     "allowed_callers": (["direct"],),
     "async": (False,),
     "defer_loading": (False,),
@@ -56,10 +51,10 @@ _TOOL_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
 
 
 class ReasoningParameters(Parameters):
-    """How much a model should think, and what it should tell of it."""
+    """`reasoning`: whether the model reasons, and what the answer shows of it."""
 
     effort: Literal["none"] | None = None
-    """A model thinks or does not: there is nothing in between to ask for."""
+    """Other efforts are refused: a model reasons or does not."""
     summary: Literal["auto"] | None = None
     generate_summary: Literal["auto"] | None = None
 
@@ -91,7 +86,10 @@ class _NamedFunction(Parameters):
 
 
 class ResponsesBody(Parameters):
-    """A body whose plain values are checked; the rest is read by the functions of this file."""
+    """The body with its plain values checked.
+
+    `tools_of`, `tool_choice_of` and `messages_of` read the rest.
+    """
 
     model: str
     input: str | list[Any] = Field(default_factory=list, max_length=10_000_000)
@@ -116,36 +114,39 @@ class ResponsesBody(Parameters):
 
     @property
     def thinking(self) -> bool | None:
-        """Whether a model that can reason should; None leaves it to its template."""
+        """Whether a model that can reason should; None leaves it to the chat template."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return None if effort is None else False
 
     @property
-    def wants_logprobs(self) -> int | None:
-        """Alternatives per token that are shown; None shows no log-probabilities."""
-        asked = LOGPROBS in self.include or bool(self.top_logprobs)
-        return (self.top_logprobs or 0) if asked else None
+    def num_alternatives(self) -> int | None:
+        """Alternatives to show per token; None shows no log-probabilities."""
+        wants_logprobs = LOGPROBS in self.include or bool(self.top_logprobs)
+        return (self.top_logprobs or 0) if wants_logprobs else None
 
     @property
     def json_format(self) -> JsonFormat | None:
-        """The JSON that the answer must be."""
-        given = None if self.text is None else self.text.format
-        if given is None or given.type == "text":
+        """The JSON that the answer must be; None for any text."""
+        text_format = None if self.text is None else self.text.format
+        if text_format is None or text_format.type == "text":
             return None
-        return JsonFormat(schema=given.json_schema)
+        return JsonFormat(schema=text_format.json_schema)
 
 
 def read_body(value: object) -> ResponsesBody:
     """A checked body.
 
     Raises:
-        RequestRefused: naming the parameter that is wrong or not supported.
+        RequestRefused: a parameter is wrong or not supported; the error names it.
     """
-    body = checked(ResponsesBody, value, harmless=_ASKS_FOR_NOTHING)
+    body = validate(ResponsesBody, value, without_effect=_WITHOUT_EFFECT)
     for number, name in enumerate(body.include):
         if name not in (LOGPROBS, ENCRYPTED_REASONING):
-            raise unsupported(f"include.{number}", f"{name!r} is nothing that an answer here has")
-    _refuse_half_a_format(body.text)
+            raise unsupported(
+                f"include.{number}",
+                f"{name!r} is unknown: give {LOGPROBS} or {ENCRYPTED_REASONING}",
+            )
+    _check_schema(body.text)
     return body
 
 
@@ -153,18 +154,16 @@ def tools_of(body: ResponsesBody) -> tuple[Tool, ...]:
     """The functions that the model may call.
 
     Raises:
-        RequestRefused: for tools that the server would have to run.
+        RequestRefused: a tool is no function, or two have the same name.
     """
-    tools = tuple(_tool(value, at=f"tools.{number}") for number, value in enumerate(body.tools))
-    refuse_equal_names(tools)
-    return tools
+    return read_tools(body.tools, _read_tool)
 
 
 def tool_choice_of(body: ResponsesBody, tools: tuple[Tool, ...]) -> ToolChoice:
     """Whether the functions may, must or must not be called.
 
     Raises:
-        RequestRefused: for a function that is not among `tools`, or a choice without a meaning.
+        RequestRefused: the choice does not fit `tools`.
     """
     parallel = body.parallel_tool_calls is not False
     choice = body.tool_choice
@@ -175,7 +174,7 @@ def tool_choice_of(body: ResponsesBody, tools: tuple[Tool, ...]) -> ToolChoice:
         return ToolChoice(mode=mode, parallel=parallel)
     if isinstance(choice, dict) and choice.get("type") not in (None, "function"):
         raise unsupported("tool_choice", f"give auto, none, required or a function, not {choice}")
-    name = checked(_NamedFunction, choice, at="tool_choice").name
+    name = validate(_NamedFunction, choice, at="tool_choice").name
     if name not in {tool.name for tool in tools}:
         raise wrong("tool_choice.name", f"there is no function {name!r} in tools")
     return ToolChoice(mode="required", name=name, parallel=parallel)
@@ -192,11 +191,13 @@ def _mode(choice: str | None) -> Literal["auto", "none", "required"]:
     return modes[choice or "auto"]
 
 
-def _tool(value: object, *, at: str) -> Tool:
+def _read_tool(value: object, *, at: str) -> Tool:
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "function":
-        raise unsupported(f"{at}.type", f"{kind!r} is run by a server; only function tools are")
-    tool = checked(_Function, value, at=at, harmless=_TOOL_ASKS_FOR_NOTHING)
+        raise unsupported(
+            f"{at}.type", f"{kind!r} would be run by a server; give tools of the type function"
+        )
+    tool = validate(_Function, value, at=at, without_effect=_TOOL_WITHOUT_EFFECT)
     return Tool(
         name=tool.name,
         description=tool.description or "",
@@ -205,17 +206,14 @@ def _tool(value: object, *, at: str) -> Tool:
     )
 
 
-def _refuse_half_a_format(text: _Text | None) -> None:
-    given = None if text is None else text.format
-    if given is None:
+def _check_schema(text: _Text | None) -> None:
+    text_format = None if text is None else text.format
+    if text_format is None:
         return
-    has_schema = given.json_schema is not None
-    if has_schema != (given.type == "json_schema"):
-        raise RequestRefused(
-            f"text.format.schema: goes with the type json_schema, not {given.type!r}"
-            if has_schema
-            else "text.format.schema: missing",
-            400,
-            "text.format.schema",
-            "invalid_value",
+    has_schema = text_format.json_schema is not None
+    if has_schema and text_format.type != "json_schema":
+        raise wrong(
+            "text.format.schema", f"goes with the type json_schema, not {text_format.type!r}"
         )
+    if text_format.type == "json_schema" and not has_schema:
+        raise wrong("text.format.schema", "is missing")

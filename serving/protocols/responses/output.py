@@ -1,186 +1,125 @@
-"""`/v1/responses`, the way out: pieces of an answer as output items, and the events about them.
+"""Answers of `/v1/responses`: the response object, whole, and the events of a streamed one."""
 
-A whole answer goes through the same code as a streamed one, so the two cannot differ.
-"""
+from collections.abc import Sequence
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing_extensions import override
 
-from onlinerl.serving.interaction.pieces import (
-    ArgumentsDelta,
-    Piece,
-    ReasoningDelta,
-    TextDelta,
-    TokenLogprob,
-    ToolCallStart,
-)
-from onlinerl.serving.protocols.responses.items import Item, seal
-
-Event = dict[str, Any]
-"""An event without its sequence number."""
-
-Status = Literal["completed", "incomplete"]
+from onlinerl.errors import EngineFailed
+from onlinerl.serving.encoding.json import Body, to_json
+from onlinerl.serving.encoding.sse import named_event
+from onlinerl.serving.interaction.exchange import Exchange
+from onlinerl.serving.interaction.pieces import Outcome, Piece
+from onlinerl.serving.protocols.responses.messages import Item
+from onlinerl.serving.protocols.responses.output_items import Event, OutputItems, Status
+from onlinerl.serving.protocols.responses.request import request_of
+from onlinerl.serving.wire.protocol import StreamWriter
 
 
-class OutputItems:
-    """The items of one answer, in the order in which the model wrote them.
-
-    NONE ──a piece──► OPEN ──a piece of another kind, or `close`──► done, in `items`
-
-    Args:
-        source: names the items: `msg_{source}_{index}`.
-        sealed: whether reasoning items carry `encrypted_content`.
-    """
-
-    def __init__(self, *, source: str, sealed: bool = False) -> None:
-        self.items: list[Item] = []
-        """Those that are done."""
-        self._source = source
-        self._sealed = sealed
-        self._open: Item | None = None
-        self._pieces: list[str] = []
-        """Text of the open item so far."""
-        self._logprobs: list[Mapping[str, object]] = []
-        self._held: list[Mapping[str, object]] = []
-        """Of tokens without text, until the text that they belong to."""
-
-    def add(self, piece: Piece) -> Sequence[Event]:
-        """What one piece makes known."""
-        if isinstance(piece, TextDelta):
-            return self._add_text(piece)
-        if isinstance(piece, ReasoningDelta):
-            return self._add_reasoning(piece.text)
-        if isinstance(piece, ToolCallStart):
-            return self._start_call(piece)
-        if isinstance(piece, ArgumentsDelta):
-            return self._add_arguments(piece.json)
-        return []
-
-    def close(self, status: Status) -> Sequence[Event]:
-        """The end of the answer; one that says nothing at all has an empty message."""
-        events = [] if self.items or self._open else self._open_message()
-        return [*events, *self._finish(status)]
-
-    def _add_text(self, piece: TextDelta) -> list[Event]:
-        self._held += [logprob_body(logprob) for logprob in piece.logprobs]
-        if not piece.text and not self._is_open("message"):
-            return []
-        events = [] if self._is_open("message") else self._open_message()
-        logprobs, self._held = self._held, []
-        if not piece.text and not logprobs:
-            return events
-        self._pieces.append(piece.text)
-        self._logprobs += logprobs
-        shown = [_without_bytes(logprob) for logprob in logprobs]
-        delta = self._event("output_text.delta", content_index=0, delta=piece.text, logprobs=shown)
-        return [*events, delta]
-
-    def _add_reasoning(self, text: str) -> list[Event]:
-        if not text:
-            return []
-        events: list[Event] = []
-        if not self._is_open("reasoning"):
-            events += self._start({"type": "reasoning", "summary": [], "content": []}, prefix="rs")
-            part = {"type": "reasoning_text", "text": ""}
-            events.append(self._event("content_part.added", content_index=0, part=part))
-        self._pieces.append(text)
-        return [*events, self._event("reasoning_text.delta", content_index=0, delta=text)]
-
-    def _start_call(self, piece: ToolCallStart) -> list[Event]:
-        call = {"type": "function_call", "call_id": piece.id, "name": piece.name, "arguments": ""}
-        return self._start(call, prefix="fc")
-
-    def _add_arguments(self, json: str) -> list[Event]:
-        self._pieces.append(json)
-        return [self._event("function_call_arguments.delta", delta=json)] if json else []
-
-    def _open_message(self) -> list[Event]:
-        started = self._start({"type": "message", "role": "assistant", "content": []}, prefix="msg")
-        part = _text_part("", [])
-        return [*started, self._event("content_part.added", content_index=0, part=part)]
-
-    def _start(self, item: Item, *, prefix: str) -> list[Event]:
-        events = self._finish("completed")
-        item_id = f"{prefix}_{self._source}_{len(self.items)}"
-        self._open = {"id": item_id, **item, "status": "in_progress"}
-        self._pieces, self._logprobs = [], []
-        if item["type"] != "message":
-            self._held = []
-        return [*events, self._item_event("output_item.added")]
-
-    def _finish(self, status: Status) -> list[Event]:
-        """End the open item, if there is one."""
-        if self._open is None:
-            return []
-        events = self._ended_parts()
-        self._open["status"] = status
-        events.append(self._item_event("output_item.done"))
-        self.items.append(self._open)
-        self._open = None
-        return events
-
-    def _ended_parts(self) -> list[Event]:
-        """The whole content of the open item, told and put into it."""
-        item, text = self._item(), "".join(self._pieces)
-        if item["type"] == "function_call":
-            item["arguments"] = text
-            return [self._event("function_call_arguments.done", arguments=text)]
-        if item["type"] == "reasoning":
-            part: Item = {"type": "reasoning_text", "text": text}
-            done = self._event("reasoning_text.done", content_index=0, text=text)
-            if self._sealed:
-                item["encrypted_content"] = seal(text)
-        else:
-            part = _text_part(text, self._logprobs)
-            shown = [_without_bytes(logprob) for logprob in self._logprobs]
-            done = self._event("output_text.done", content_index=0, text=text, logprobs=shown)
-        item["content"] = [part]
-        return [done, self._event("content_part.done", content_index=0, part=part)]
-
-    def _is_open(self, kind: str) -> bool:
-        return self._open is not None and self._open["type"] == kind
-
-    def _item(self) -> Item:
-        assert self._open is not None, "a piece of an item comes after its start"
-        return self._open
-
-    def _item_event(self, name: str) -> Event:
-        # A copy: the item goes on changing, the event does not.
-        item = dict(self._item())
-        return {"type": f"response.{name}", "output_index": len(self.items), "item": item}
-
-    def _event(self, name: str, **values: object) -> Event:
-        place = {"item_id": self._item()["id"], "output_index": len(self.items)}
-        return {"type": f"response.{name}", **place, **values}
+def response_id(exchange: Exchange) -> str:
+    """The id of a response; it holds the id of the interaction."""
+    return f"resp_{exchange.interaction_id}"
 
 
-def logprob_body(logprob: TokenLogprob) -> dict[str, object]:
-    """A token as OpenAI shows it."""
+def response_body(exchange: Exchange, outcome: Outcome) -> Body:
+    """The whole answer."""
+    items, status = _items_of(exchange), _status(outcome)
+    for piece in outcome.pieces:
+        items.add(piece)
+    items.close(status)
+    return _response(exchange, items.items, status=status, outcome=outcome)
+
+
+class ResponsesWriter(StreamWriter):
+    """Writes the events of one stream, numbered from 0."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._items = _items_of(exchange)
+        self._number = 0
+
+    @override
+    def open(self) -> bytes:
+        body = _response(self._exchange, [], status="in_progress")
+        return self._encode(
+            [
+                {"type": "response.created", "response": body},
+                {"type": "response.in_progress", "response": body},
+            ]
+        )
+
+    @override
+    def write(self, piece: Piece) -> bytes:
+        return self._encode(self._items.add(piece))
+
+    @override
+    def close(self, outcomes: Sequence[Outcome]) -> bytes:
+        (outcome,) = outcomes
+        status = _status(outcome)
+        ends = self._items.close(status)
+        body = _response(self._exchange, self._items.items, status=status, outcome=outcome)
+        return self._encode([*ends, {"type": f"response.{status}", "response": body}])
+
+    @override
+    def fail(self, failure: EngineFailed) -> bytes:
+        error = {"code": "server_error", "message": failure.message}
+        body = _response(self._exchange, self._items.items, status="failed") | {"error": error}
+        return self._encode(
+            [
+                {"type": "error", **error, "param": None},
+                {"type": "response.failed", "response": body},
+            ]
+        )
+
+    def _encode(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self._encode_one(event) for event in events)
+
+    def _encode_one(self, event: Event) -> bytes:
+        numbered = {**event, "sequence_number": self._number}
+        self._number += 1
+        return named_event(event["type"], to_json(numbered))
+
+
+def _response(
+    exchange: Exchange, output: Sequence[Item], *, status: str, outcome: Outcome | None = None
+) -> Body:
+    """The response object; `outcome` is None before the end of the answer."""
+    request = request_of(exchange)
+    details = {"reason": "max_output_tokens"} if status == "incomplete" else None
     return {
-        **_token_body(logprob),
-        "top_logprobs": [_token_body(likely) for likely in logprob.top],
+        "id": response_id(exchange),
+        "object": "response",
+        "created_at": int(exchange.served_at.timestamp()),
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": details,
+        "model": exchange.policy,
+        "output": list(output),
+        **request.echo,
+        "temperature": exchange.sampling.temperature,
+        "top_p": exchange.sampling.top_p,
+        "usage": None if outcome is None else _usage(exchange, outcome),
     }
 
 
-def _token_body(logprob: TokenLogprob) -> dict[str, object]:
+def _items_of(exchange: Exchange) -> OutputItems:
+    return OutputItems(source=exchange.interaction_id, sealed=request_of(exchange).sealed)
+
+
+def _status(outcome: Outcome) -> Status:
+    return "incomplete" if outcome.finish_reason == "length" else "completed"
+
+
+def _usage(exchange: Exchange, outcome: Outcome) -> Body:
+    """Token counts as they are logged."""
+    num_input = len(exchange.prompt_ids)
     return {
-        "token": logprob.text,
-        "bytes": list(logprob.token_bytes),
-        "logprob": logprob.logprob,
+        "input_tokens": num_input,
+        "input_tokens_details": {
+            "cached_tokens": outcome.num_cached_tokens or 0,
+            "cache_write_tokens": 0,
+        },
+        "output_tokens": outcome.num_tokens,
+        "output_tokens_details": {"reasoning_tokens": outcome.num_reasoning_tokens},
+        "total_tokens": num_input + outcome.num_tokens,
     }
-
-
-def _without_bytes(logprob: Mapping[str, Any]) -> dict[str, object]:
-    """The shorter form that events have."""
-    return {
-        "token": logprob["token"],
-        "logprob": logprob["logprob"],
-        "top_logprobs": [
-            {"token": likely["token"], "logprob": likely["logprob"]}
-            for likely in logprob["top_logprobs"]
-        ],
-    }
-
-
-def _text_part(text: str, logprobs: Sequence[Mapping[str, object]]) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

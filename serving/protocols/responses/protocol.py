@@ -1,14 +1,13 @@
-"""OpenAI's responses protocol as a `Wire`: items in, items and numbered events out.
-
-`responses_body` and `responses_items` read, `responses_output`, `responses_object` and
-`responses_writer` write, `responses_store` keeps.
-"""
+"""OpenAI's responses as a `Wire`, with a store of earlier responses."""
 
 import logging
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
+from typing_extensions import override
+
 from onlinerl.errors import EngineFailed, RequestRefused, ServiceUnavailable
+from onlinerl.serving.encoding.json import Body
 from onlinerl.serving.interaction.caller import narrowed
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.ids import session_of
@@ -21,21 +20,22 @@ from onlinerl.serving.protocols.responses.body import (
     tool_choice_of,
     tools_of,
 )
-from onlinerl.serving.protocols.responses.items import Item, messages_of, normal_input, own_source
-from onlinerl.serving.protocols.responses.response import (
-    ResponsesRequest,
-    echo_of,
-    output_of,
-    request_of,
+from onlinerl.serving.protocols.responses.messages import (
+    Item,
+    interaction_of,
+    messages_of,
+    normalize_input,
+)
+from onlinerl.serving.protocols.responses.output import (
+    ResponsesWriter,
     response_body,
     response_id,
-    status_of,
 )
+from onlinerl.serving.protocols.responses.request import ResponsesRequest, echo_of, request_of
 from onlinerl.serving.protocols.responses.store import ResponseStore, StoredResponse
-from onlinerl.serving.protocols.responses.stream import ResponsesWriter
 from onlinerl.serving.wire.errors import error_body
 from onlinerl.serving.wire.parameters import sampling, wrong
-from onlinerl.serving.wire.protocol import Asked, Body, StreamWriter
+from onlinerl.serving.wire.protocol import IncomingRequest, Wire
 
 logger = logging.getLogger(__name__)
 
@@ -46,33 +46,33 @@ _NAMES = {
     "messages": "input",
     "response_format": "text.format",
 }
-"""What this protocol calls what the gateway refuses under the name of the chat protocol."""
+"""Names that the gateway uses in errors, and the names of this protocol for the same parameters."""
 
 
-class ResponsesWire:
+class ResponsesWire(Wire):
     """`/v1/responses`."""
 
     def __init__(self, store: ResponseStore) -> None:
         self.store = store
 
-    async def read(self, asked: Asked) -> ResponsesRequest:
-        """A checked request; its conversation starts with what `previous_response_id` names."""
-        body = read_body(asked.body)
-        tenant = asked.caller.tenant
-        store = self._stores(body, asked)
+    @override
+    async def read(self, incoming: IncomingRequest) -> ResponsesRequest:
+        body = read_body(incoming.body)
+        tenant = incoming.caller.tenant
+        store = self._is_to_be_stored(body, incoming)
         chain = await self._chain(body.previous_response_id, tenant=tenant)
-        given = await self._resolved(normal_input(body.input), tenant=tenant)
+        input_items = await self._resolve(normalize_input(body.input), tenant=tenant)
         tools = tools_of(body)
         return ResponsesRequest(
             protocol="openai.responses",
             model=body.model,
             prompt=Conversation(
-                messages=_messages(body.instructions, chain, given),
+                messages=_messages(body.instructions, chain, input_items),
                 tools=tools,
                 thinking=body.thinking,
             ),
             sampling=sampling(
-                asked.config.sampling,
+                incoming.config.sampling,
                 temperature=body.temperature,
                 top_p=body.top_p,
                 max_tokens=body.max_output_tokens,
@@ -80,35 +80,32 @@ class ResponsesWire:
             stream=bool(body.stream),
             tool_choice=tool_choice_of(body, tools),
             format=body.json_format,
-            top_logprobs=body.wants_logprobs,
+            top_logprobs=body.num_alternatives,
             user=body.user if body.user is not None else body.safety_identifier,
             session_id=session_of(body.metadata) or (chain[-1].session_id if chain else None),
             tags=body.metadata,
-            given=given,
+            input_items=input_items,
             previous=chain[-1] if chain else None,
             store=store,
             sealed=ENCRYPTED_REASONING in body.include,
-            echo=echo_of(body, asked.body, store=store),
+            echo=echo_of(body, incoming.body, store=store),
         )
 
+    @override
     def whole(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> Body:
-        """The response object."""
         (outcome,) = outcomes
-        output, status = output_of(exchange), status_of(outcome)
-        for piece in outcome.pieces:
-            output.add(piece)
-        output.close(status)
-        return response_body(exchange, output.items, status=status, outcome=outcome)
+        return response_body(exchange, outcome)
 
-    def writer(self, exchange: Exchange) -> StreamWriter:
-        """For a response that streams."""
+    @override
+    def writer(self, exchange: Exchange) -> ResponsesWriter:
         return ResponsesWriter(exchange)
 
-    async def ended(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> None:
-        """Keep the response, if it is to be kept.
+    @override
+    async def keep(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> None:
+        """Store the response, unless the request asked not to.
 
-        An answer that was made is given to its caller also when the store fails: a request that
-        goes on from it is then refused.
+        When the store fails, the caller still gets the answer; a request that continues it is then
+        refused.
         """
         request = request_of(exchange)
         if not request.store:
@@ -120,40 +117,41 @@ class ResponsesWire:
             session_id=exchange.lineage.session_id,
             user=exchange.user or (None if previous is None else previous.user),
             created_at=exchange.served_at.timestamp(),
-            input_items=_with_ids(request.given, source=exchange.interaction_id),
+            input_items=_with_ids(request.input_items, source=exchange.interaction_id),
             body=self.whole(exchange, outcomes),
         )
         try:
-            kept = await self.store.put(response, tenant=exchange.caller.tenant)
+            is_stored = await self.store.put(response, tenant=exchange.caller.tenant)
         except ServiceUnavailable as error:
             logger.error("a response was not stored", extra={"error": str(error)})
             return
-        if not kept:
-            logger.warning("a response exceeds the store", extra={"id": response.response_id})
+        if not is_stored:
+            logger.warning(
+                "a response is larger than the store", extra={"id": response.response_id}
+            )
 
+    @override
     def error(self, error: RequestRefused | EngineFailed) -> Body:
-        """OpenAI's error envelope, with the names that parameters have in this protocol."""
         body = error_body(error)
         param = body["error"]["param"]
         body["error"]["param"] = _NAMES.get(param, param)
         return body
 
-    def _stores(self, body: ResponsesBody, asked: Asked) -> bool:
-        """Whether the response is kept: yes unless the caller, or its consent, says no."""
-        consent = narrowed(asked.caller.consent, asked.headers.get("x-onlinerl-consent"))
-        possible = consent != "none" and asked.config.responses.max_rows > 0
-        if body.store and not possible:
+    def _is_to_be_stored(self, body: ResponsesBody, incoming: IncomingRequest) -> bool:
+        consent = narrowed(incoming.caller.consent, incoming.headers.get("x-onlinerl-consent"))
+        is_possible = consent != "none" and incoming.config.responses.max_rows > 0
+        if body.store and not is_possible:
             why = "consent is none" if consent == "none" else "[gateway.responses].max_rows is 0"
-            raise wrong("store", f"{why}, so nothing is kept: leave store out or give false")
-        return possible and body.store is not False
+            raise wrong("store", f"{why}, so nothing is stored: leave store out or give false")
+        return is_possible and body.store is not False
 
     async def _chain(self, previous_id: str | None, *, tenant: str) -> Sequence[StoredResponse]:
         if previous_id is None:
             return []
-        chain = await asked_store(self.store.chain(previous_id, tenant=tenant))
+        chain = await ask_store(self.store.chain(previous_id, tenant=tenant))
         if not chain:
             raise RequestRefused(
-                f"previous_response_id: there is no stored response {previous_id!r} to go on from. "
+                f"previous_response_id: there is no stored response {previous_id!r} to continue. "
                 "It is unknown, was sent with store false or under consent none, or it or one "
                 "before it was deleted or has expired: send the whole conversation as input",
                 400,
@@ -162,34 +160,34 @@ class ResponsesWire:
             )
         return chain
 
-    async def _resolved(self, given: Sequence[Item], *, tenant: str) -> tuple[Item, ...]:
-        """Items with each reference replaced by what it refers to."""
+    async def _resolve(self, input_items: Sequence[Item], *, tenant: str) -> tuple[Item, ...]:
+        """Input items with each reference replaced by the item that it names."""
         return tuple(
             [
-                await self._referred(item, at=f"input.{number}", tenant=tenant)
+                await self._referenced_item(item, at=f"input.{number}", tenant=tenant)
                 if isinstance(item, dict) and item.get("type") == "item_reference"
                 else item
-                for number, item in enumerate(given)
+                for number, item in enumerate(input_items)
             ]
         )
 
-    async def _referred(self, reference: Item, *, at: str, tenant: str) -> Item:
+    async def _referenced_item(self, reference: Item, *, at: str, tenant: str) -> Item:
         item_id = reference.get("id")
-        source = own_source(item_id) if isinstance(item_id, str) else None
-        if source is not None:
-            made_by = f"resp_{source}"
-            response = await asked_store(self.store.get(made_by, tenant=tenant))
+        interaction_id = interaction_of(item_id) if isinstance(item_id, str) else None
+        if interaction_id is not None:
+            stored_id = f"resp_{interaction_id}"
+            response = await ask_store(self.store.get(stored_id, tenant=tenant))
             for item in [] if response is None else response.body["output"]:
                 if item["id"] == item_id:
                     return dict(item)
         raise wrong(f"{at}.id", f"no stored response has an output item {item_id!r}")
 
 
-async def asked_store(answer: Awaitable[T]) -> T:
-    """What the store says.
+async def ask_store(answer: Awaitable[T]) -> T:
+    """The result of a call to the store.
 
     Raises:
-        RequestRefused: with 503 when it does not; the caller may try again.
+        RequestRefused: 503, the store did not answer; the caller may try again.
     """
     try:
         return await answer
@@ -199,12 +197,12 @@ async def asked_store(answer: Awaitable[T]) -> T:
 
 
 def _messages(
-    instructions: str | None, chain: Sequence[StoredResponse], given: Sequence[Item]
+    instructions: str | None, chain: Sequence[StoredResponse], input_items: Sequence[Item]
 ) -> tuple[Message, ...]:
-    """The conversation; instructions count for one request, those of earlier ones do not."""
-    known = [item for row in chain for item in (*row.input_items, *row.body["output"])]
-    _check_each_is_new(known, given)
-    messages = messages_of([*known, *given], first=len(known))
+    """The conversation. Instructions of earlier requests are not inherited."""
+    stored_items = [item for row in chain for item in (*row.input_items, *row.body["output"])]
+    _refuse_repeated(stored_items, input_items)
+    messages = messages_of([*stored_items, *input_items], first=len(stored_items))
     if instructions:
         messages = (Message(role="system", content=instructions), *messages)
     if not messages:
@@ -212,28 +210,28 @@ def _messages(
     return messages
 
 
-def _check_each_is_new(known: Sequence[Item], given: Sequence[Item]) -> None:
-    """An item that is sent again beside the response that holds it would be said twice.
+def _refuse_repeated(stored_items: Sequence[Item], input_items: Sequence[Item]) -> None:
+    """Refuse an item that the conversation holds already: the model would read it twice.
 
     Raises:
-        RequestRefused: naming it.
+        RequestRefused: an item is repeated; the error names it.
     """
-    seen = {item["id"] for item in known if item.get("id")}
-    for number, item in enumerate(given):
+    ids = {item["id"] for item in stored_items if item.get("id")}
+    for number, item in enumerate(input_items):
         item_id = item.get("id") if isinstance(item, dict) else None
         if not isinstance(item_id, str) or not item_id:
             continue
-        if item_id in seen:
+        if item_id in ids:
             raise wrong(
                 f"input.{number}.id",
-                f"{item_id!r} is there already, in the input or in what previous_response_id names:"
-                " send it once",
+                f"{item_id!r} is there already, in the input or in the conversation of "
+                "previous_response_id: send it once",
             )
-        seen.add(item_id)
+        ids.add(item_id)
 
 
 def _with_ids(items: Sequence[Item], *, source: str) -> tuple[Item, ...]:
-    """Input items with an id each, told apart from output items by their name."""
+    """Input items with an id each; its prefix differs from those of output items."""
     return tuple(
         item if item.get("id") else {**item, "id": f"in_{source}_{number}"}
         for number, item in enumerate(items)

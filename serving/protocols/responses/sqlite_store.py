@@ -1,4 +1,4 @@
-"""Stored answers in a SQLite file: they survive a restart and never outgrow their bounds.
+"""Stored responses in a SQLite file: they survive a restart and never exceed their bounds.
 
 One thread writes and one reads, each with its own connection (WAL: neither waits for the other).
 Other processes may open the same file, e.g. to erase a user.
@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from typing_extensions import override
+
 from onlinerl.errors import ConfigError, ServiceUnavailable
 from onlinerl.serving.config import ResponsesConfig
+from onlinerl.serving.encoding.json import to_json
 from onlinerl.serving.protocols.responses.sqlite_thread import SqliteThread, connect
-from onlinerl.serving.protocols.responses.store import StoredResponse
+from onlinerl.serving.protocols.responses.store import ResponseStore, StoredResponse
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -60,14 +63,15 @@ DELETE FROM responses WHERE tenant = ? AND session_id IN (SELECT value FROM json
 """
 
 
-class SqliteResponseStore:
-    """The `ResponseStore` of a gateway; the file is made when it is not there.
+class SqliteResponseStore(ResponseStore):
+    """The `ResponseStore` of a gateway; creates the file if there is none.
 
-    At most `config.max_waiting` calls wait for either thread; each gives up after `timeout_s`.
-    An answer that is evicted, expired or deleted is overwritten in the file, not only unlinked.
+    At most `config.max_waiting` calls wait for each of the two threads, and each call gives up
+    after `timeout_s`. Responses that are evicted, expired or deleted are overwritten in the file,
+    not only unlinked.
 
     Raises:
-        ConfigError: when the file cannot be made, or is no file of this kind.
+        ConfigError: the file cannot be created, or is not of this kind.
     """
 
     def __init__(
@@ -84,9 +88,10 @@ class SqliteResponseStore:
         self._writer = SqliteThread(path, timeout_s=timeout_s, max_waiting=config.max_waiting)
         self._reader = SqliteThread(path, timeout_s=timeout_s, max_waiting=config.max_waiting)
 
+    @override
     async def put(self, response: StoredResponse, *, tenant: str) -> bool:
-        """Keep an answer; the oldest make room."""
-        input_items, body = _to_json(response.input_items), _to_json(response.body)
+        input_items = to_json(response.input_items).decode()
+        body = to_json(response.body).decode()
         num_bytes = len(input_items) + len(body)
         if num_bytes > self._config.max_bytes or not self._config.max_rows:
             return False
@@ -111,8 +116,8 @@ class SqliteResponseStore:
         await self._writer.run(write)
         return True
 
+    @override
     async def chain(self, response_id: str, *, tenant: str) -> Sequence[StoredResponse]:
-        """An answer and all that it goes on from, oldest first."""
         values = {
             "tenant": tenant,
             "response_id": response_id,
@@ -122,8 +127,8 @@ class SqliteResponseStore:
         chain = [_response(*row) for row in rows]
         return [] if chain and chain[0].previous_id is not None else chain
 
+    @override
     async def get(self, response_id: str, *, tenant: str) -> StoredResponse | None:
-        """One answer."""
         query = (
             f"SELECT {_COLUMNS} FROM responses "
             "WHERE tenant = ? AND response_id = ? AND created_at > ?"
@@ -132,19 +137,20 @@ class SqliteResponseStore:
         row = await self._reader.run(lambda sqlite: sqlite.execute(query, values).fetchone())
         return None if row is None else _response(*row)
 
+    @override
     async def delete(self, response_id: str, *, tenant: str) -> bool:
-        """Forget an answer."""
         query = "DELETE FROM responses WHERE tenant = ? AND response_id = ?"
         values = (tenant, response_id)
         return await self._writer.run(lambda sqlite: sqlite.execute(query, values).rowcount) > 0
 
+    @override
     async def forget_user(self, user: str, *, tenant: str) -> int:
-        """Forget every answer of a user."""
         values = (tenant, user)
         return await self._writer.run(lambda sqlite: sqlite.execute(_FORGET_USER, values).rowcount)
 
+    @override
     async def close(self) -> None:
-        """Store what waits, and close the file."""
+        """Finish the waiting calls and close the file."""
         await asyncio.to_thread(self._reader.close)
         await asyncio.to_thread(self._writer.close)
 
@@ -152,18 +158,18 @@ class SqliteResponseStore:
 def forget_user(
     path: Path, *, tenant: str, user: str, sessions: Iterable[str] = (), timeout_s: float = 30.0
 ) -> int:
-    """Forget every answer of a user, from another process; returns how many there were.
+    """Delete every response of a user, from another process; returns their number.
 
     Args:
-        path: file of a gateway, which may run; nothing is done when it does not exist.
-        tenant: whose user.
-        user: the keyed hash.
-        sessions: of which every answer goes, whoever it is of.
-        timeout_s: how long to wait for a writer.
+        path: File of a gateway, which may be running; a missing file holds no responses.
+        tenant: Tenant of the user.
+        user: Keyed hash of the user.
+        sessions: Sessions whose responses are deleted too, for any user.
+        timeout_s: Seconds to wait for another writer.
 
     Raises:
-        ServiceUnavailable: when the file cannot be written in that time, or a reader keeps the
-            write-ahead log; the next call goes on.
+        ServiceUnavailable: the file could not be written in that time, or a reader keeps the
+            write-ahead log from being emptied; call again to finish.
     """
     if not path.exists():
         return 0
@@ -174,11 +180,11 @@ def forget_user(
                 number = connection.execute(_FORGET_USER, (tenant, user)).rowcount
                 among = (tenant, json.dumps(sorted(sessions)))
                 number += connection.execute(_FORGET_SESSIONS, among).rowcount
-            # What was deleted also leaves the write-ahead log.
+            # Deleted rows must leave the write-ahead log too.
             busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if busy:
                 raise ServiceUnavailable(
-                    f"{path}-wal is still read after {timeout_s:g} s and may hold what was deleted"
+                    f"{path}-wal is still read after {timeout_s:g} s and may hold deleted responses"
                 )
             return number
         finally:
@@ -188,10 +194,10 @@ def forget_user(
 
 
 def _prepare(path: Path, *, timeout_s: float, expired: float) -> None:
-    """Make file and tables where they are missing; what expired meanwhile is deleted."""
+    """Create the file and its tables if they are missing, and delete expired responses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # conversations: nobody else reads them
+        path.touch(mode=0o600)  # it holds conversations
         connection = connect(path, timeout_s=timeout_s)
         connection.executescript(_SCHEMA)
         with connection:
@@ -204,7 +210,7 @@ def _prepare(path: Path, *, timeout_s: float, expired: float) -> None:
 
 
 def _evict(connection: sqlite3.Connection, *, config: ResponsesConfig) -> None:
-    """Delete the oldest answers until both bounds hold."""
+    """Delete the oldest responses until both bounds hold."""
     while True:
         num_rows, num_bytes = connection.execute(
             "SELECT num_rows, num_bytes FROM totals"
@@ -236,7 +242,3 @@ def _response(
         input_items=tuple(json.loads(input_items)),
         body=json.loads(body),
     )
-
-
-def _to_json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"))

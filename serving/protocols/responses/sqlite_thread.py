@@ -1,4 +1,4 @@
-"""A SQLite file behind a thread of its own, so that an event loop never waits for a disk."""
+"""A SQLite file behind its own thread, so that the event loop never waits for the disk."""
 
 import asyncio
 import logging
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 class SqliteThread:
-    """A thread with a connection of its own; calls are done in order.
+    """One thread with one connection; calls run in order.
 
-    At most `max_waiting` calls wait. One that gives up after `timeout_s` is still done, and counts
-    as waiting until then.
+    At most `max_waiting` calls wait. A call that times out after `timeout_s` seconds still runs
+    later, and counts as waiting until then.
     """
 
     def __init__(self, path: Path, *, timeout_s: float, max_waiting: int) -> None:
@@ -31,10 +31,10 @@ class SqliteThread:
         self._connection: sqlite3.Connection | None = None
 
     async def run(self, call: Callable[[sqlite3.Connection], T]) -> T:
-        """`call` in the thread, as one transaction.
+        """The result of `call`, which runs in the thread as one transaction.
 
         Raises:
-            ServiceUnavailable: when too many wait, when it takes too long, or when SQLite fails.
+            ServiceUnavailable: too many calls wait, this one took too long, or SQLite failed.
         """
         if self._num_waiting >= self._max_waiting:
             raise ServiceUnavailable(f"{self._num_waiting} calls wait for {self._path}")
@@ -51,7 +51,7 @@ class SqliteThread:
             raise ServiceUnavailable(f"{self._path}: {error}") from error
 
     def close(self) -> None:
-        """Do what waits, then disconnect; what does not end in time is left."""
+        """Finish the waiting calls, then disconnect; does not wait longer than the timeout."""
         closing = self._thread.submit(self._disconnect)
         try:
             closing.result(self._timeout_s)
@@ -72,19 +72,19 @@ class SqliteThread:
     def _done(self, future: "asyncio.Future[T]") -> None:
         self._num_waiting -= 1
         if not future.cancelled():
-            future.exception()  # a caller that gave up does not look at it
+            future.exception()  # marks it as seen: a caller that timed out never looks
 
 
 def connect(path: Path, *, timeout_s: float) -> sqlite3.Connection:
-    """A connection that waits up to `timeout_s` for other writers.
+    """A connection that waits up to `timeout_s` seconds for other writers.
 
-    Writers do not hold up readers, and what is deleted is overwritten.
+    Writers do not block readers, and deleted rows are overwritten.
     """
     connection = sqlite3.connect(path, timeout=timeout_s, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
-    # A process that dies loses nothing; a machine at most the last moments.
+    # A crash of the process loses nothing; one of the machine at most the last transactions.
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA secure_delete = ON")
-    # `OR REPLACE` counts the row that it replaces only with this.
+    # Without this, `OR REPLACE` would not fire the trigger that counts deleted rows.
     connection.execute("PRAGMA recursive_triggers = ON")
     return connection

@@ -20,7 +20,7 @@ class Clock:
 
 
 class Door:
-    """An admission with a clock of its own."""
+    """An admission with a manual clock."""
 
     def __init__(self, **limits: Any) -> None:
         self.clock = Clock()
@@ -96,7 +96,7 @@ def test_when_to_come_back_is_how_long_a_place_usually_takes_to_free() -> None:
     assert door.refused(caller()).headers["retry-after"] == "15"
 
 
-def test_requests_come_at_their_rate_and_the_rest_is_told_when() -> None:
+def test_requests_over_the_rate_get_a_retry_after() -> None:
     door = Door()
     twice = caller(requests_per_minute=2)
     for _ in range(2):
@@ -122,7 +122,7 @@ def test_a_refused_request_holds_no_place() -> None:
     assert door.admission.num_in_flight == 0
 
 
-def test_what_is_not_rated_counts_only_while_it_is_in_flight() -> None:
+def test_unrated_requests_count_only_while_in_flight() -> None:
     door = Door(max_in_flight=1)
     once = caller(requests_per_minute=1)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_what_is_not_rated_counts_only_while_it_is_in_flight() -> None:
     door.admission.enter(once)
 
 
-def test_tokens_are_reserved_and_what_was_not_used_comes_back() -> None:
+def test_unused_reserved_tokens_are_returned() -> None:
     door = Door()
     key = caller(tokens_per_minute=600)
     ticket = door.admission.enter(key)

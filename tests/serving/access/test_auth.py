@@ -77,7 +77,7 @@ def test_two_keys_of_one_name_or_hash_are_refused_and_change_nothing(
 ) -> None:
     ring = keyring()
     keys = [ApiKeyConfig(name="a", sha256="a" * 64), ApiKeyConfig(name=name, sha256=digest)]
-    with pytest.raises(ConfigError, match="two have"):
+    with pytest.raises(ConfigError, match="two API keys have"):
         ring.replace(keys)
 
     assert ring.identify("Bearer secret").name == "a"

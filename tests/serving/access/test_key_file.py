@@ -1,3 +1,4 @@
+import asyncio
 import json
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_a_change_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add(path, "a")
     before = path.read_bytes()
-    with pytest.raises(ConfigError, match="two have the name 'a'"):
+    with pytest.raises(ConfigError, match="two API keys have the name 'a'"):
         add(path, "a")
     with pytest.raises(ZeroDivisionError):
         _clear_and_fail(path)
@@ -80,7 +81,7 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
         ('{"keys": [{"name": "a", "sha256": "orl-plain"}]}', "0.sha256"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_without_its_content(
+def test_an_error_names_the_fault_of_a_file_without_its_content(
     tmp_path: Path, text: str, words: str
 ) -> None:
     path = tmp_path / "keys.json"
@@ -108,7 +109,7 @@ def test_a_key_pasted_into_the_environment_is_refused_and_not_repeated(text: str
     assert "orl-plain" not in str(caught.value)
 
 
-def test_two_who_change_the_file_at_once_do_not_lose_a_key(tmp_path: Path) -> None:
+def test_two_simultaneous_changes_lose_no_key(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     with changing_keys(path) as keys:
         with pytest.raises(LeaseHeld, match="try again"):
@@ -120,7 +121,7 @@ def test_two_who_change_the_file_at_once_do_not_lose_a_key(tmp_path: Path) -> No
 
 
 class Watched:
-    """A keyring over a file, and what it says."""
+    """A keyring that is filled from a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,7 +132,7 @@ class Watched:
         )
 
     def knows(self, name: str) -> bool:
-        self.watcher.look()
+        self.watcher.check()
         try:
             return self.ring.identify(f"Bearer {name}").name == name
         except RequestRefused:
@@ -156,7 +157,7 @@ def test_a_running_gateway_takes_new_keys_and_refuses_revoked_ones(tmp_path: Pat
     assert (watched.knows("b"), watched.knows("fixed")) == (False, True)
 
 
-def test_a_file_that_went_wrong_changes_nothing_and_is_told(tmp_path: Path) -> None:
+def test_a_broken_file_changes_nothing_and_sets_the_metric(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add(path, "a")
     watched = Watched(path)
@@ -168,7 +169,7 @@ def test_a_file_that_went_wrong_changes_nothing_and_is_told(tmp_path: Path) -> N
     assert (watched.knows("a"), watched.knows("b"), watched.fault) == (False, True, 0)
 
 
-def test_a_key_of_the_file_that_is_configured_too_changes_nothing(tmp_path: Path) -> None:
+def test_a_file_with_a_configured_key_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     watched = Watched(path)
     add(path, "fixed")
@@ -213,3 +214,32 @@ def test_a_file_that_did_not_change_is_not_read_again(
 
     monkeypatch.setattr(keys_watcher_module, "load_keys", read)
     assert (before, watched.knows("a"), watched.fault) == (True, True, 0)
+
+
+async def test_a_fault_that_repeats_is_counted_and_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.json"
+    add(path, "a")
+    watched = Watched(path)
+    waits: list[float] = []
+
+    def fail(_: Path) -> tuple[ApiKeyConfig, ...]:
+        raise TypeError("a bug")
+
+    async def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+        if len(waits) == 5:
+            monkeypatch.setattr(keys_watcher_module, "load_keys", load_keys)
+        if len(waits) == 6:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(keys_watcher_module, "load_keys", fail)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await watched.watcher.watch()
+
+    failures = watched.metrics.registry.get_sample_value("onlinerl_gateway_keys_failures_total")
+    logged = [record for record in caplog.records if record.exc_info]
+    assert (waits, failures, len(logged)) == ([1, 1, 2, 4, 8, 1], 4, 1)
+    assert (watched.fault, watched.knows("a")) == (0, True)

@@ -1,4 +1,4 @@
-"""The document tells of every route, and the gateway does what the document tells."""
+"""The document describes every route, and the gateway behaves as described."""
 
 import asyncio
 import json
@@ -46,7 +46,9 @@ def operations(document: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("with_responses", [True, False])
-def test_every_route_is_told_and_no_other(renderer: Renderer, with_responses: bool) -> None:
+def test_the_document_has_every_route_and_no_other(
+    renderer: Renderer, with_responses: bool
+) -> None:
     world = make(renderer) if with_responses else make_world(renderer)
     served = {
         (method, route.path)
@@ -120,7 +122,7 @@ async def test_the_examples_of_the_document_are_answered(renderer: Renderer) -> 
             assert (await ask(world, example, path=path)).status == 200, path
 
 
-# What is generated from the document
+# Requests that are generated from the document
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +164,7 @@ def test_no_request_that_the_document_allows_breaks_the_gateway(
 ) -> None:
     case.headers["authorization"] = f"Bearer {KEY}"
     if "Idempotency-Key" in case.headers:
-        # Most generated keys are equal, and the second body would only be told so.
+        # Most generated keys are equal, so the second body would only be a conflict.
         case.headers["Idempotency-Key"] += str(uuid4())
     case.call_and_validate(
         base_url=address,

@@ -24,8 +24,8 @@ def turn(name: str = "i1", *, session_id: str = "s1", num_tokens: int = 3) -> Tu
         token_ids=array("i", range(num_tokens)),
         thinking=None,
         consent="train",
-        whole=True,
-        logged=True,
+        is_whole=True,
+        is_logged=True,
     )
 
 
@@ -128,7 +128,7 @@ def test_arguments_of_a_call_count_as_a_json_value(arguments: str, same: bool) -
         ('{"lat": 47.5}', '{"lat":47}', False),
         ('{"lat": 47.0}', '{"lat":"47"}', False),
         ('{"lat": 9007199254740991.0}', '{"lat":9007199254740991}', True),
-        # Above, a float is the nearest one to several numbers.
+        # Larger floats stand for several integers.
         ('{"lat": 9007199254740993.0}', '{"lat":9007199254740992}', False),
         ('{"lat": 1e308}', '{"lat":1e307}', False),
         ('{"lat": 1e400}', '{"lat":1e308}', False),
@@ -216,7 +216,7 @@ def test_reasoning_that_a_caller_left_out_is_remembered_by_the_turns_after_it() 
         return None if match is None else match.turn.interaction_id
 
     assert (found("one", "two"), found(None, None), found(None, "two")) == ("i2", "i2", "i2")
-    # What was never served is not taken for what was.
+    # Reasoning that was never served does not match.
     assert found("other", "two") is None
 
 
@@ -258,7 +258,7 @@ def test_tokens_are_bounded_and_counted_once() -> None:
     known = memory(max_tokens=10)
     for number in range(5):
         known.remember(chat(str(number), "b"), turn(num_tokens=4), scope=ACME)
-        # The same once more takes the place of the first.
+        # An equal turn replaces the first.
         known.remember(chat(str(number), "b"), turn(num_tokens=4), scope=ACME)
 
     assert (len(known), known.num_tokens) == (2, 8)

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onlinerl.serving.encoding.json import MAX_DEPTH, read_json_text
+from onlinerl.serving.encoding.json import (
+    MAX_DEPTH,
+    read_json_text,
+    sorted_json,
+    to_json,
+    unescaped_json,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -16,7 +22,7 @@ JSON = st.recursive(
 
 
 @given(value=JSON, ascii_only=st.booleans())
-def test_what_is_json_is_read(value: object, ascii_only: bool) -> None:
+def test_json_is_read(value: object, ascii_only: bool) -> None:
     assert read_json_text(json.dumps(value, ensure_ascii=ascii_only)) == value
 
 
@@ -33,7 +39,7 @@ def test_what_is_json_is_read(value: object, ascii_only: bool) -> None:
         ("{} {}", "Extra data"),
     ],
 )
-def test_what_others_cannot_read_is_refused(text: str, why: str) -> None:
+def test_json_that_other_readers_refuse_is_refused(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         read_json_text(text)
 
@@ -56,3 +62,18 @@ def test_depth_is_bounded(opening: str, closing: str) -> None:
 
 def test_many_shallow_objects_are_not_deep() -> None:
     assert len(read_json_text("[" + "{}," * 1000 + "{}]")) == 1001  # type: ignore[arg-type]
+
+
+@given(value=JSON)
+def test_every_way_to_write_json_gives_the_value_back(value: object) -> None:
+    for text in (to_json(value).decode("ascii"), sorted_json(value), unescaped_json(value)):
+        assert read_json_text(text) == value
+
+
+def test_sorted_json_does_not_depend_on_the_order_of_keys() -> None:
+    assert sorted_json({"b": {"d": 1, "c": 2}, "a": 3}) == '{"a":3,"b":{"c":2,"d":1}}'
+
+
+def test_numbers_that_are_not_finite_are_not_written() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json({"logprob": float("nan")})

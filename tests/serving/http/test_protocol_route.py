@@ -9,11 +9,12 @@ import pytest
 from onlinerl.errors import EngineFailed, RequestRefused
 from onlinerl.rollout_store.schema import Sampling
 from onlinerl.serving.config import KeyLimits, LimitsConfig
+from onlinerl.serving.encoding.json import Body
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.pieces import Finish, Outcome, Piece, TextDelta
 from onlinerl.serving.interaction.request import Conversation, Message, Request
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
-from onlinerl.serving.wire.protocol import Asked, Body
+from onlinerl.serving.wire.protocol import IncomingRequest
 from tests.serving.world import KEY, Caller, World, ask, body, make_world, speak
 
 pytestmark = pytest.mark.asyncio
@@ -45,16 +46,16 @@ class PlainWire:
         self.kept: list[str] = []
         self.fault: Exception | None = None
 
-    async def read(self, asked: Asked) -> Request:
-        if not isinstance(asked.body, dict) or "q" not in asked.body:
+    async def read(self, incoming: IncomingRequest) -> Request:
+        if not isinstance(incoming.body, dict) or "q" not in incoming.body:
             raise RequestRefused("ask something", 400, "q")
         return Request(
             protocol="openai.responses",
             model="assistant",
-            prompt=Conversation(messages=(Message(role="user", content=asked.body["q"]),)),
+            prompt=Conversation(messages=(Message(role="user", content=incoming.body["q"]),)),
             sampling=Sampling(),
-            stream=asked.body.get("stream", False),
-            session_id=asked.body.get("session"),
+            stream=incoming.body.get("stream", False),
+            session_id=incoming.body.get("session"),
         )
 
     def whole(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> Body:
@@ -63,7 +64,7 @@ class PlainWire:
     def writer(self, exchange: Exchange) -> PlainWriter:
         return PlainWriter()
 
-    async def ended(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> None:
+    async def keep(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> None:
         if self.fault is not None:
             raise self.fault
         self.kept += [outcome.content for outcome in outcomes]

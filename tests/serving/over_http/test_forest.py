@@ -208,14 +208,14 @@ def check_prompt(text: str, history: History) -> None:
 
 
 def check_forest(events: Sequence[InteractionEvent]) -> None:
-    by_id = {event.interaction_id: event for event in events}
-    assert len(by_id) == len(events)
+    logged: dict[str, InteractionEvent] = {}
     for event in events:
         if event.parent_id is not None:
-            parent = by_id[event.parent_id]
-            assert parent.interaction_id < event.interaction_id
+            parent = logged[event.parent_id]  # it comes before its children in the log
             assert (parent.tenant, parent.session_id) == (event.tenant, event.session_id)
             assert parent.renderer == event.renderer
+        logged[event.interaction_id] = event
+    assert len(logged) == len(events)
 
 
 @settings(max_examples=150, deadline=None)

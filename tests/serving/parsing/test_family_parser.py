@@ -1,5 +1,6 @@
-"""What the parser of a family reports is what a caller sees, whatever the family."""
+"""The caller sees what the parser of a family reports, for every family."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from onlinerl.serving.interaction.request import Conversation, Message, Tool
 from onlinerl.serving.parsing.family_markup import TagMarkup
 from onlinerl.serving.parsing.family_parser import Parse, family_parser
 from onlinerl.serving.parsing.output_parser import AnswerParser
-from onlinerl.serving.parsing.tagged_text import Expected
+from onlinerl.serving.parsing.tagged_text import AnswerFeatures
 from onlinerl.serving.tokens.codec import TokenCodec
 from tests.serving.families import family_renderer
 from tests.serving.small_tokenizers import small_tokenizer
@@ -22,19 +23,22 @@ END = CODEC.special["<|end|>"]
 
 
 def answer(text: str, *attempts: ParsedToolCall) -> AnswerParser:
-    """An answer of `text`, in which the family finds `attempts`."""
+    """An answer `text`, in which the family's parser finds `attempts`."""
     return parsed(text, lambda _: ParsedResponse(content="", tool_calls=list(attempts)))
 
 
-def parsed(text: str, parse: Parse) -> AnswerParser:
+def parsed(
+    text: str, parse: Parse, on_parse_failure: Callable[[], None] = lambda: None
+) -> AnswerParser:
     parser = family_parser(
         CODEC,
         TagMarkup(),
-        Expected(reasoning=True, tools=True),
+        AnswerFeatures(reasoning=True, tools=True),
         end_ids=frozenset({END}),
         parse=parse,
         choice_index=0,
         stops=(),
+        on_parse_failure=on_parse_failure,
     )
     for token_id in CODEC.tokenize(text):
         parser.push(token_id)
@@ -77,14 +81,14 @@ def test_arguments_are_json_text_of_an_object(arguments: object, shown: str) -> 
         {"status": ToolCallParseStatus.MALFORMED_STRUCTURE},
     ],
 )
-def test_anything_else_is_the_text_that_it_is(changes: dict[str, object]) -> None:
+def test_malformed_attempts_are_shown_as_text(changes: dict[str, object]) -> None:
     parser = answer("Hi <tool_call>x</tool_call>!<|end|>", attempt(**changes))
 
     assert parser.content == "Hi <tool_call>x</tool_call>!"
     assert parser.tool_calls == ()
 
 
-def test_a_value_that_is_no_json_is_still_a_value() -> None:
+def test_a_value_that_is_no_json_is_kept() -> None:
     parser = answer("<tool_call>x", attempt(status=ToolCallParseStatus.INVALID_JSON))
 
     assert [call.name for call in parser.tool_calls] == ["f"]
@@ -126,14 +130,18 @@ def test_markers_come_after_an_unfinished_character() -> None:
 
 
 @pytest.mark.parametrize("error", [RecursionError, ValueError, KeyError, IndexError, TypeError])
-def test_what_the_family_cannot_parse_is_the_text_that_it_is(
+def test_an_answer_that_the_family_cannot_parse_is_shown_as_text(
     error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: list[int]) -> ParsedResponse:
         raise error("canary")
 
-    parser = parsed("Hi <tool_call>x</tool_call>!<|end|>", fail)
+    failures: list[None] = []
+    parser = parsed(
+        "Hi <tool_call>x</tool_call>!<|end|>", fail, on_parse_failure=lambda: failures.append(None)
+    )
 
+    assert len(failures) == 1
     assert parser.content == "Hi <tool_call>x</tool_call>!"
     assert parser.tool_calls == ()
     assert error.__name__ in str([vars(record) for record in caplog.records])

@@ -20,25 +20,25 @@ from onlinerl.serving.parsing.output_parser import (
     AnswerParser,
     Part,
     PlainSplitter,
-    Said,
-    Thought,
+    ReasoningPart,
+    TextPart,
     new_call_id,
 )
-from onlinerl.serving.parsing.tagged_text import Expected
+from onlinerl.serving.parsing.tagged_text import AnswerFeatures
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from onlinerl.serving.tokens.decoder import TextStream
 from tests.serving.talking import WEATHER, talk, user
 
 WRITTEN = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 CALL = f"<tool_call>\n{WRITTEN}\n</tool_call>"
-EVERYTHING = Expected(reasoning=True, tools=True)
+EVERYTHING = AnswerFeatures(reasoning=True, tools=True)
 
 
 def numbered() -> Iterator[str]:
     return (f"call_{n}" for n in count())
 
 
-def read(pieces: Sequence[str], expected: Expected = EVERYTHING) -> list[Part]:
+def read(pieces: Sequence[str], expected: AnswerFeatures = EVERYTHING) -> list[Part]:
     """Parts of a text that comes in pieces, those of one kind joined."""
     splitter = HermesSplitter(expected, new_id=numbered().__next__)
     parts = [part for piece in pieces for part in splitter.push(piece)]
@@ -49,10 +49,10 @@ def joined(parts: Sequence[Part]) -> list[Part]:
     whole: list[Part] = []
     for part in parts:
         last = whole[-1] if whole else None
-        if isinstance(part, Said) and isinstance(last, Said):
-            whole[-1] = Said(last.text + part.text)
-        elif isinstance(part, Thought) and isinstance(last, Thought):
-            whole[-1] = Thought(last.text + part.text)
+        if isinstance(part, TextPart) and isinstance(last, TextPart):
+            whole[-1] = TextPart(last.text + part.text)
+        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
+            whole[-1] = ReasoningPart(last.text + part.text)
         else:
             whole.append(part)
     return whole
@@ -65,28 +65,28 @@ def made(n: int = 0, arguments: str = '{"city": "Paris"}') -> ToolCall:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("Hi there. ", [Said("Hi there. ")]),
+        ("Hi there. ", [TextPart("Hi there. ")]),
         (CALL, [made()]),
-        (f"Sure.\n\n{CALL}", [Said("Sure."), made()]),
+        (f"Sure.\n\n{CALL}", [TextPart("Sure."), made()]),
         (f"{CALL}\n{CALL}\n", [made(0), made(1)]),
         (f"{CALL}{CALL}", [made(0), made(1)]),
-        (f"{CALL}\nDone.", [made(), Said("Done.")]),
+        (f"{CALL}\nDone.", [made(), TextPart("Done.")]),
         (f"<tool_call>{WRITTEN}</tool_call>", [made()]),
-        ("<think>\nhm\n\n</think>\n\nHi", [Thought("hm"), Said("Hi")]),
-        ("\n<think>hm</think>Hi", [Thought("hm"), Said("Hi")]),
-        ("<think>\n\n</think>\n\nHi", [Said("Hi")]),
-        (f"<think>hm</think>\n{CALL}", [Thought("hm"), made()]),
-        (f"<think>{CALL}? no</think>Hi", [Thought(f"{CALL}? no"), Said("Hi")]),
-        (f"<think>hm\n{CALL}", [Thought("hm"), made()]),
-        ("<think>hm\n<tool_call>x", [Thought("hm\n<tool_call>x")]),
-        ("<think>hm\n", [Thought("hm\n")]),
-        ("a <think>b</think>", [Said("a <think>b</think>")]),
-        ("  ", [Said("  ")]),
-        ("<thin", [Said("<thin")]),
+        ("<think>\nhm\n\n</think>\n\nHi", [ReasoningPart("hm"), TextPart("Hi")]),
+        ("\n<think>hm</think>Hi", [ReasoningPart("hm"), TextPart("Hi")]),
+        ("<think>\n\n</think>\n\nHi", [TextPart("Hi")]),
+        (f"<think>hm</think>\n{CALL}", [ReasoningPart("hm"), made()]),
+        (f"<think>{CALL}? no</think>Hi", [ReasoningPart(f"{CALL}? no"), TextPart("Hi")]),
+        (f"<think>hm\n{CALL}", [ReasoningPart("hm"), made()]),
+        ("<think>hm\n<tool_call>x", [ReasoningPart("hm\n<tool_call>x")]),
+        ("<think>hm\n", [ReasoningPart("hm\n")]),
+        ("a <think>b</think>", [TextPart("a <think>b</think>")]),
+        ("  ", [TextPart("  ")]),
+        ("<thin", [TextPart("<thin")]),
         ("", []),
     ],
 )
-def test_answers_are_told_apart(text: str, parts: list[Part]) -> None:
+def test_answers_are_split_into_text_reasoning_and_calls(text: str, parts: list[Part]) -> None:
     assert read([text]) == parts
     assert read(list(text)) == parts
 
@@ -113,9 +113,9 @@ def test_answers_are_told_apart(text: str, parts: list[Part]) -> None:
         "<<<tool_call",
     ],
 )
-def test_what_is_no_call_is_shown_as_it_is(text: str) -> None:
-    assert read([text]) == [Said(text)]
-    assert read(list(text)) == [Said(text)]
+def test_malformed_calls_are_shown_as_text(text: str) -> None:
+    assert read([text]) == [TextPart(text)]
+    assert read(list(text)) == [TextPart(text)]
 
 
 def test_arguments_are_shown_as_they_were_written() -> None:
@@ -150,12 +150,12 @@ def test_markers_within_an_argument_are_not_read_as_ends(monkeypatch: pytest.Mon
 def test_a_draft_may_hold_any_number_of_markers() -> None:
     draft = '<tool_call>\n{"name": "' + "</tool_call>" * 3000
 
-    assert read([f"<think>hm{draft}"]) == [Thought(f"hm{draft}")]
+    assert read([f"<think>hm{draft}"]) == [ReasoningPart(f"hm{draft}")]
 
 
 def test_a_malformed_call_does_not_spoil_the_next() -> None:
     assert read([f"<tool_call>no</tool_call>\n{CALL}"]) == [
-        Said("<tool_call>no</tool_call>"),
+        TextPart("<tool_call>no</tool_call>"),
         made(),
     ]
 
@@ -163,26 +163,29 @@ def test_a_malformed_call_does_not_spoil_the_next() -> None:
 def test_markup_is_text_where_it_is_not_expected() -> None:
     text = f"<think>a</think> {CALL}"
 
-    assert read([text], Expected()) == [Said(text)]
-    assert read([text], Expected(reasoning=True)) == [Thought("a"), Said(f" {CALL}")]
+    assert read([text], AnswerFeatures()) == [TextPart(text)]
+    assert read([text], AnswerFeatures(reasoning=True)) == [
+        ReasoningPart("a"),
+        TextPart(f" {CALL}"),
+    ]
 
 
 def test_an_answer_may_begin_within_reasoning() -> None:
-    opened = Expected(reasoning=True, opened=True)
+    opened = AnswerFeatures(reasoning=True, starts_reasoning=True)
 
-    assert read(["\nhm\n</think>\n\nHi"], opened) == [Thought("hm"), Said("Hi")]
-    assert read(["hm"], opened) == [Thought("hm")]
-    assert read(["</think>Hi"], opened) == [Said("Hi")]
+    assert read(["\nhm\n</think>\n\nHi"], opened) == [ReasoningPart("hm"), TextPart("Hi")]
+    assert read(["hm"], opened) == [ReasoningPart("hm")]
+    assert read(["</think>Hi"], opened) == [TextPart("Hi")]
 
 
 def test_text_is_held_back_only_while_it_may_be_markup() -> None:
-    splitter = HermesSplitter(Expected(tools=True))
+    splitter = HermesSplitter(AnswerFeatures(tools=True))
 
-    assert splitter.push("Hello <") == [Said("Hello")]
-    assert splitter.push("b> ") == [Said(" <b>")]
+    assert splitter.push("Hello <") == [TextPart("Hello")]
+    assert splitter.push("b> ") == [TextPart(" <b>")]
     assert splitter.push("\n<tool_call>{") == []
     assert splitter.push("}</tool_call") == []
-    assert splitter.push("> x") == [Said(" \n<tool_call>{}</tool_call>"), Said(" x")]
+    assert splitter.push("> x") == [TextPart(" \n<tool_call>{}</tool_call>"), TextPart(" x")]
 
 
 PIECES = st.sampled_from(
@@ -203,11 +206,11 @@ def texts_in_pieces(draw: st.DrawFn) -> list[str]:
 @given(
     pieces=texts_in_pieces(),
     expected=st.builds(
-        Expected, reasoning=st.booleans(), opened=st.booleans(), tools=st.booleans()
+        AnswerFeatures, reasoning=st.booleans(), starts_reasoning=st.booleans(), tools=st.booleans()
     ),
 )
 def test_parts_do_not_depend_on_where_the_text_is_cut(
-    pieces: list[str], expected: Expected
+    pieces: list[str], expected: AnswerFeatures
 ) -> None:
     assert read(pieces, expected) == read(["".join(pieces)], expected)
 
@@ -215,18 +218,18 @@ def test_parts_do_not_depend_on_where_the_text_is_cut(
 @given(pieces=texts_in_pieces())
 def test_without_calls_and_reasoning_all_text_is_shown(pieces: list[str]) -> None:
     text = "".join(pieces)
-    parts = read(pieces, Expected(tools=True))
+    parts = read(pieces, AnswerFeatures(tools=True))
 
     called = any(isinstance(part, ToolCall) for part in parts)
-    assert called or parts == ([Said(text)] if text else [])
+    assert called or parts == ([TextPart(text)] if text else [])
 
 
 @given(pieces=texts_in_pieces())
 def test_nothing_vanishes_but_markup_and_the_space_around_it(pieces: list[str]) -> None:
-    """Calls written out again and all space left out, the text is there as it was."""
+    """The parts, with calls spelled again and without white space, give the whole text."""
     shown = "".join(
         written(part) if isinstance(part, ToolCall) else part.text
-        for part in read(pieces, Expected(tools=True))
+        for part in read(pieces, AnswerFeatures(tools=True))
     )
 
     assert "".join(shown.split()) == "".join("".join(pieces).split())
@@ -323,7 +326,7 @@ def test_ids_of_calls_differ() -> None:
     assert len(first) == len("call_") + 24
 
 
-def test_without_reasoning_there_is_none(chatml: TemplateRenderer) -> None:
+def test_an_answer_without_reasoning_has_none(chatml: TemplateRenderer) -> None:
     parser, _ = answer(chatml, chatml.tokenize("Hi"))
 
     assert parser.reasoning is None
@@ -356,7 +359,7 @@ def test_a_raw_prompt_is_answered_with_plain_text(chatml: TemplateRenderer) -> N
         ("a <tool_call", "_call", "a <tool"),
     ],
 )
-def test_a_stop_string_cuts_what_was_sampled(
+def test_a_stop_string_cuts_sampled_text_and_markup(
     chatml: TemplateRenderer, text: str, stop: str, content: str
 ) -> None:
     """The engine looks for it in the sampled text, markup included; a cut call is text."""

@@ -12,8 +12,8 @@ from onlinerl.errors import ConfigError, RequestRefused
 from onlinerl.serving.interaction.request import Conversation, Message, Tool, ToolCall
 from onlinerl.serving.parsing.family_markup import ChannelMarkup, markup_of
 from onlinerl.serving.parsing.family_splitter import ChannelSplitter
-from onlinerl.serving.parsing.output_parser import AnswerParser, Part, Said, Thought
-from onlinerl.serving.parsing.tagged_text import Expected
+from onlinerl.serving.parsing.output_parser import AnswerParser, Part, ReasoningPart, TextPart
+from onlinerl.serving.parsing.tagged_text import AnswerFeatures
 from onlinerl.serving.rendering.families import detect_family
 from onlinerl.serving.rendering.family_renderer import FamilyRenderer
 from tests.serving.families import FAMILIES, family_renderer, family_text
@@ -44,7 +44,7 @@ def text_of(renderer: FamilyRenderer, ids: list[int]) -> str:
 
 
 def written(renderer: FamilyRenderer, asked: Conversation, answer: Message) -> list[int]:
-    """The tokens that a model samples to give `answer`: what the family writes, up to an end."""
+    """The tokens that a model samples for `answer`: those of the family, up to an end token."""
     inner = renderer._inner(asked.thinking)
     full = Conversation(messages=(*asked.messages, answer), tools=asked.tools)
     ids = inner.render_ids(renderer._messages(full), tools=renderer._specs(full.tools))
@@ -94,7 +94,7 @@ def test_an_answer_is_read_as_its_family_writes_it(name: str) -> None:
 
 def sampled(renderer: FamilyRenderer, answer: Message, name: str) -> list[int]:
     if name in INEXACT:
-        # Written within reasoning that the prompt has closed already.
+        # The template writes it within reasoning, which the prompt has closed already.
         return renderer.tokenize(
             "Let me see.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n"
             "<arg_value>Paris</arg_value>\n</tool_call>\n</assistant>"
@@ -109,7 +109,7 @@ def test_text_comes_as_it_is_sampled(name: str) -> None:
     texts = [opening[0] + "One two 🙂 three", opening[1] + "One two 🙂 three"]
     ids = [renderer.tokenize(text) for text in texts]
     parsers = [renderer.parser(ASKED, choice_index=0, stops=(), parse_tools=True) for _ in texts]
-    # Before the answer ends: nothing waits for that.
+    # Shown before the answer ends.
     for parser, sampled_ids in zip(parsers, ids, strict=True):
         for token_id in sampled_ids:
             parser.push(token_id)
@@ -161,7 +161,7 @@ def test_sampled_reasoning_and_text_stay_when_a_question_follows(name: str) -> N
 
 
 def without_thought(renderer: FamilyRenderer, name: str) -> str:
-    """What an answer without reasoning begins with."""
+    """The beginning of an answer without reasoning."""
     if isinstance(renderer._markup, ChannelMarkup):
         return "<|content_text|>"
     opened = renderer._opens_reasoning(renderer._tail(None, ()))
@@ -192,7 +192,7 @@ def test_a_cut_answer_of_qwen3_gets_the_end_that_the_template_writes() -> None:
 @pytest.mark.parametrize("dropped", [False, True])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama-3"])
 def test_an_answer_cut_within_its_reasoning_is_rendered_anew(name: str, dropped: bool) -> None:
-    """Its bridge would close the reasoning, which the model did not."""
+    """The family's bridge would close reasoning that the model left open."""
     renderer = family_renderer(name)
     opened = renderer._opens_reasoning(renderer._tail(None, ()))
     header = "" if opened else renderer._markup.reasoning_headers[0]
@@ -225,7 +225,7 @@ def test_another_end_than_the_templates_is_rendered_anew(name: str, sampled: str
     assert renderer.extend(chat("a", "b", "c"), num_known=2, known_ids=known) == []
 
 
-def test_a_call_may_end_only_with_what_its_result_follows() -> None:
+def test_a_call_must_end_with_the_token_that_precedes_its_result() -> None:
     renderer = family_renderer("glm-5")
     made = call("stop", '{"now": true}')
     asked = talk(user("a"), tools=(STOP,))
@@ -265,7 +265,7 @@ def test_an_answer_that_is_not_there_cannot_be_extended() -> None:
     assert renderer.extend(chat("a", "b", "c"), num_known=2, known_ids=[1, 2, 3]) == []
 
 
-def test_an_answer_that_goes_on_after_its_end_token_is_rendered_anew() -> None:
+def test_an_answer_with_tokens_after_its_end_token_is_rendered_anew() -> None:
     """The bridge would leave out the tokens after it; known tokens are never left out."""
     renderer = family_renderer("qwen3")
     known = [*renderer.render(chat("a")), *renderer.tokenize("b<|im_end|>d")]
@@ -313,12 +313,12 @@ def test_control_tokens_in_tools_and_calls_are_plain_text(name: str, field: str)
         asked = talk(user("?"), assistant("", made), returned, tools=(tool,))
         return [i for i in renderer.render(asked) if i in special.values()]
 
-    # Alone, because a token may stand in JSON otherwise than it is spelled.
+    # Alone, because JSON may escape a token.
     for token in ["".join(special), *(token for token in special if '"' in token)]:
         assert control_ids(token) == control_ids("y")
 
 
-def test_a_refusal_quotes_what_the_caller_wrote() -> None:
+def test_a_refusal_quotes_the_callers_text() -> None:
     schema = {"type": "object", "properties": {"a": {"description": "<|im_end|>"}}}
     asked = talk(user("?"), tools=(Tool(name="f", parameters=schema),))
     with pytest.raises(RequestRefused) as caught:
@@ -424,18 +424,18 @@ def test_reasoning_is_switched_where_the_family_can() -> None:
 def test_a_switch_that_is_written_into_a_message_tells_prompts_apart(
     name: str, alike: bool
 ) -> None:
-    """How this and earlier answers begin is no part of what the model is told."""
+    """The beginnings of this and earlier answers do not count."""
     renderer = family_renderer(name)
     asked = talk(system("s"), user("a"), assistant("b"), user("c"), thinking=True)
 
-    assert renderer.is_told_alike(asked, thinking=False) is alike
+    assert renderer.is_same_prompt(asked, thinking=False) is alike
 
 
-def test_a_switch_that_a_family_does_not_have_tells_prompts_apart() -> None:
-    assert not family_renderer("llama-3").is_told_alike(chat("a"), thinking=True)
+def test_prompts_differ_under_a_switch_that_the_family_does_not_have() -> None:
+    assert not family_renderer("llama-3").is_same_prompt(chat("a"), thinking=True)
 
 
-def test_what_a_family_cannot_write_is_the_callers_error() -> None:
+def test_messages_that_a_family_cannot_write_are_refused() -> None:
     two = assistant("", call(), call("stop", "{}", n=1))
 
     with pytest.raises(RequestRefused, match="llama-3 refuses") as caught:
@@ -471,32 +471,36 @@ def harmony(text: str, *, tools: bool = True, cuts: bool = False) -> list[Part]:
     markup = markup_of("gpt-oss")
     assert isinstance(markup, ChannelMarkup)
     splitter = ChannelSplitter(
-        Expected(reasoning=True, opened=True, tools=tools),
+        AnswerFeatures(reasoning=True, starts_reasoning=True, tools=tools),
         markup,
         read_calls=lambda held: [ToolCall(id="1", name="held", arguments=held)],
     )
     parts = [part for piece in (text if cuts else [text]) for part in splitter.push(piece)]
     parts = [*parts, *splitter.end()]
-    said = "".join(part.text for part in parts if isinstance(part, Said))
-    thought = "".join(part.text for part in parts if isinstance(part, Thought))
+    said = "".join(part.text for part in parts if isinstance(part, TextPart))
+    thought = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
     calls = [part for part in parts if isinstance(part, ToolCall)]
-    return [*([Thought(thought)] if thought else []), *([Said(said)] if said else []), *calls]
+    return [
+        *([ReasoningPart(thought)] if thought else []),
+        *([TextPart(said)] if said else []),
+        *calls,
+    ]
 
 
 @pytest.mark.parametrize("cuts", [False, True])
-def test_channels_are_told_apart_by_their_headers(cuts: bool) -> None:
+def test_headers_name_the_channel_of_a_message(cuts: bool) -> None:
     start = "<|start|>assistant"
     tool = f"{start}<|channel|>commentary to=functions.f<|constrain|>json<|message|>{{}}<|call|>"
 
     assert harmony(f"hm<|end|>{start}<|channel|>final<|message|>Hi <b><|return|>", cuts=cuts) == [
-        Thought("hm"),
-        Said("Hi <b>"),
+        ReasoningPart("hm"),
+        TextPart("Hi <b>"),
     ]
     assert harmony(f"hm<|end|>{tool}", cuts=cuts) == [
-        Thought("hm"),
+        ReasoningPart("hm"),
         ToolCall(id="1", name="held", arguments=tool),
     ]
-    assert harmony("hm", cuts=cuts) == [Thought("hm")]
+    assert harmony("hm", cuts=cuts) == [ReasoningPart("hm")]
     assert harmony(f"<|end|>{tool}", tools=False, cuts=cuts) == [
-        Said(tool.removesuffix("<|call|>"))
+        TextPart(tool.removesuffix("<|call|>"))
     ]

@@ -235,7 +235,7 @@ def test_prompts_are_those_of_transformers_with_the_switch_of_reasoning(
 
 @pytest.mark.parametrize("name", ["chatml", "qwen3"])
 def test_reasoning_that_the_template_drops_stays_in_an_extension(name: str) -> None:
-    """The rest after it is the golden one; the answer before it keeps what was sampled."""
+    """The rest equals the golden one; the answer before it keeps its sampled tokens."""
     renderer, text = RENDERERS[name]
     tokenizer = reference(text)
     asked = talk(user("a"))

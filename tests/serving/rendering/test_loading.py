@@ -48,7 +48,7 @@ def test_a_renderer_can_be_named(qwen_folder: Path, caplog: pytest.LogCaptureFix
     assert [record.levelname for record in caplog.records] == ["INFO"] * 3
 
 
-def test_a_family_that_differs_from_the_models_template_is_said(
+def test_a_family_that_differs_from_the_models_template_is_logged(
     qwen_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (qwen_folder / "chat_template.jinja").write_text("{{ messages[0].content }}")

@@ -1,8 +1,18 @@
+import errno
 import json
 from functools import cache
 from pathlib import Path
 
+import httpx2
+import huggingface_hub
 import pytest
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
@@ -346,17 +356,17 @@ def test_a_switch_that_is_written_into_a_message_tells_prompts_apart(
     written = TemplateRenderer(with_template(smollm2_dir, MODE_IN_SYSTEM))
     asked = talk(user("a"), assistant("b"), user("c"), thinking=True)
 
-    assert not written.is_told_alike(asked, thinking=False)
-    assert written.is_told_alike(asked, thinking=None)
+    assert not written.is_same_prompt(asked, thinking=False)
+    assert written.is_same_prompt(asked, thinking=None)
     # Elsewhere it only says how the answer begins.
-    assert thinking.is_told_alike(asked, thinking=False)
+    assert thinking.is_same_prompt(asked, thinking=False)
 
 
 def test_a_switch_that_a_template_does_not_have_tells_prompts_apart(
     renderer: TemplateRenderer,
 ) -> None:
-    assert renderer.is_told_alike(chat("a"), thinking=False)
-    assert not renderer.is_told_alike(chat("a"), thinking=True)
+    assert renderer.is_same_prompt(chat("a"), thinking=False)
+    assert not renderer.is_same_prompt(chat("a"), thinking=True)
 
 
 def test_a_switch_that_a_template_does_not_know_is_refused(
@@ -482,6 +492,56 @@ def test_a_folder_without_its_parts_is_an_error(
 
     with pytest.raises(ConfigError, match=r"\[gateway\]\.tokenizer"):
         TemplateRenderer(load_model_text(str(folder)))
+
+
+def test_a_broken_template_is_an_error(smollm2_dir: Path, tmp_path: Path) -> None:
+    folder = folder_without(smollm2_dir, tmp_path)
+    (folder / "chat_template.jinja").write_text("{% if %}")
+
+    with pytest.raises(ConfigError, match="cannot be parsed"):
+        load_model_text(str(folder))
+
+
+def hub_error(kind: type[HfHubHTTPError], status: int) -> HfHubHTTPError:
+    request = httpx2.Request("GET", "https://huggingface.co/api/models/acme/model")
+    return kind("no", response=httpx2.Response(status, request=request))
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (HFValidationError("bad id"), "neither a local folder nor a model"),
+        (hub_error(RepositoryNotFoundError, 401), "neither a local folder nor a model"),
+        (hub_error(GatedRepoError, 403), "grant access"),
+        (hub_error(HfHubHTTPError, 401), "does not allow it: check HF_TOKEN"),
+        (hub_error(HfHubHTTPError, 503), "answered with an error"),
+        (LocalEntryNotFoundError("offline"), "cannot be reached"),
+        (httpx2.ProxyError("no proxy"), "cannot be reached"),
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot be stored.*No space left"),
+    ],
+)
+def test_a_failed_download_names_its_cause(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+
+    with pytest.raises(ConfigError, match=f"cannot load the model 'acme/model': .*{why}"):
+        load_model_text("acme/model")
+
+
+def test_a_fault_of_ours_in_a_download_is_not_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise TypeError("a fault of ours")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+
+    with pytest.raises(TypeError):
+        load_model_text("acme/model")
 
 
 def test_no_model_at_all_is_an_error() -> None:

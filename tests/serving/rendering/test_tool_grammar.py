@@ -62,7 +62,7 @@ def allowed(matcher: Any, size: int) -> list[int]:
 
 
 def walk(renderer: FamilyRenderer, grammar: Any, *, seed: int, max_tokens: int = 400) -> list[int]:
-    """What a model that knows nothing samples under a grammar; it ends when it may."""
+    """A random answer under a grammar; it ends as soon as the grammar allows."""
     matcher, rng, ids = xgrammar.GrammarMatcher(grammar), random.Random(seed), list[int]()
     while not matcher.is_terminated() and len(ids) < max_tokens:
         choices = allowed(matcher, renderer._codec.tokenizer.get_vocab_size())
@@ -143,7 +143,7 @@ CANONICAL = {
 
 
 @pytest.mark.parametrize("name", CANONICAL)
-def test_the_familys_own_spelling_of_a_call_is_what_is_enforced(name: str) -> None:
+def test_the_grammar_enforces_the_familys_spelling_of_a_call(name: str) -> None:
     renderer = family_renderer(name)
     named = renderer.tool_grammar((WEATHER, STOP), ToolChoice(mode="required", name="stop"))
     assert named is not None

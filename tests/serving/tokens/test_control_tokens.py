@@ -46,7 +46,7 @@ def test_json_without_control_tokens_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("token", TOKENS)
-def test_marks_survive_json_and_what_a_template_cuts_is_refused(token: str) -> None:
+def test_marks_survive_json_and_a_cut_mark_is_refused(token: str) -> None:
     hidden = CONTROL.hide(f"x{token}y")
 
     assert json.loads(json.dumps({"a": hidden}))["a"] == hidden

@@ -42,7 +42,7 @@ def test_an_answer_that_ends_inside_a_character_shows_a_replacement(
     assert streamed(renderer, ids)[-1] == "\ufffd"
 
 
-def test_a_replacement_character_that_was_said_is_not_held_back_for_long(
+def test_a_sampled_replacement_character_is_not_held_back_for_long(
     renderer: TemplateRenderer,
 ) -> None:
     ids = renderer.tokenize("\ufffd\ufffd ok")
@@ -87,16 +87,12 @@ def test_pieces_of_fallback_bytes_add_up_to_their_text(text: str) -> None:
 
 
 @given(ids=st.lists(st.integers(min_value=0, max_value=49151), max_size=40))
-def test_pieces_add_up_to_what_decoding_at_once_gives(
-    renderer: TemplateRenderer, ids: list[int]
-) -> None:
+def test_joined_pieces_equal_decoding_at_once(renderer: TemplateRenderer, ids: list[int]) -> None:
     assert "".join(streamed(renderer, ids)) == renderer.decode(ids)
 
 
 @given(ids=st.lists(st.integers(min_value=0, max_value=49151), max_size=40))
-def test_bytes_one_after_the_other_are_what_decoding_at_once_gives(
-    renderer: TemplateRenderer, ids: list[int]
-) -> None:
+def test_joined_bytes_equal_decoding_at_once(renderer: TemplateRenderer, ids: list[int]) -> None:
     source = renderer._codec.text_source()
     pieces = [*(source.push(token_id) for token_id in ids), source.flush()]
 
@@ -158,7 +154,7 @@ def character_of(byte: int) -> str:
 def found(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
     finder = StopFinder(stops)
     shown = [finder.push(piece) for piece in pieces]
-    return "".join([*shown, finder.flush()]), finder.found
+    return "".join([*shown, finder.flush()]), finder.match
 
 
 @pytest.mark.parametrize(
@@ -176,7 +172,7 @@ def test_text_ends_before_the_stop_string(pieces: list[str], shown: str, stop: s
     assert found(["END"], pieces) == (shown, stop)
 
 
-def test_what_may_begin_a_stop_string_is_held_back() -> None:
+def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
     finder = StopFinder(["\n\nUser:"])
 
     assert finder.push("Yes.\n") == "Yes."

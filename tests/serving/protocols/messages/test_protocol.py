@@ -20,9 +20,10 @@ from onlinerl.serving.interaction.request import (
     Tool,
     ToolChoice,
 )
-from onlinerl.serving.protocols.messages.blocks import sign
-from onlinerl.serving.protocols.messages.output import ContentBlocks
-from onlinerl.serving.protocols.messages.protocol import MessagesWire, MessagesWriter, read_counted
+from onlinerl.serving.protocols.messages.messages import sign
+from onlinerl.serving.protocols.messages.output import MessagesWriter
+from onlinerl.serving.protocols.messages.output_blocks import ContentBlocks
+from onlinerl.serving.protocols.messages.protocol import MessagesWire, read_count_request
 from tests.serving.protocol_cases import (
     SOURCE,
     WEATHER,
@@ -154,7 +155,7 @@ async def test_a_schema_of_the_output_is_a_format() -> None:
         {"tools": [{**TOOL, "eager_input_streaming": True}]},
     ],
 )
-async def test_what_asks_for_nothing_is_let_through(body: dict[str, Any]) -> None:
+async def test_values_without_effect_are_accepted(body: dict[str, Any]) -> None:
     assert (await read(**body)).model == "assistant"
 
 
@@ -186,7 +187,7 @@ async def test_what_asks_for_nothing_is_let_through(body: dict[str, Any]) -> Non
         ({"top_k": -1}, "top_k"),
     ],
 )
-async def test_what_is_not_supported_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+async def test_unsupported_parameters_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     assert (await refusal(**body)).param == param
 
 
@@ -246,7 +247,7 @@ def test_a_whole_answer_has_the_same_blocks() -> None:
     assert message["usage"] == {"input_tokens": 3, "output_tokens": 7}
 
 
-def test_an_event_stays_as_it_was_when_its_block_goes_on() -> None:
+def test_an_event_does_not_change_with_its_block() -> None:
     blocks = ContentBlocks()
     (started, _) = blocks.add(said("Click"))
     blocks.close()
@@ -309,13 +310,13 @@ def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
     }
 
 
-def test_counting_reads_what_shapes_a_prompt_and_nothing_else() -> None:
-    counted = read_counted({"model": "m", "messages": USER, "tools": [TOOL]})
+def test_counting_accepts_only_parameters_that_shape_the_prompt() -> None:
+    counted = read_count_request({"model": "m", "messages": USER, "tools": [TOOL]})
 
     assert isinstance(counted.prompt, Conversation)
     assert (counted.model, len(counted.prompt.tools)) == ("m", 1)
     with pytest.raises(RequestRefused, match="max_tokens"):
-        read_counted({"model": "m", "messages": USER, "max_tokens": 5})
+        read_count_request({"model": "m", "messages": USER, "max_tokens": 5})
 
 
 @st.composite
@@ -359,7 +360,7 @@ def test_a_streamed_answer_is_the_whole_one_in_blocks_of_one_kind(pieces: Sequen
 
 
 def add(block: dict[str, Any], change: dict[str, Any], inputs: list[str]) -> None:
-    """What a client does with a delta."""
+    """Apply a delta as a client does."""
     kind = change["type"]
     if kind == "input_json_delta":
         inputs.append(change["partial_json"])

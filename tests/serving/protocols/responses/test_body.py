@@ -1,4 +1,4 @@
-"""Parameters of the responses protocol: what each of them asks for, and what is refused."""
+"""Parameters of the responses protocol, supported and refused."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def refusal(**body: Any) -> RequestRefused:
         {"truncation": "disabled"},
     ],
 )
-def test_what_asks_for_nothing_is_let_through(body: dict[str, Any]) -> None:
+def test_values_without_effect_are_accepted(body: dict[str, Any]) -> None:
     assert read(**body).input == "Hi"
 
 
@@ -99,7 +99,7 @@ def test_what_asks_for_nothing_is_let_through(body: dict[str, Any]) -> None:
         ({"truncation": "auto"}, "truncation"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     assert refusal(**body).param == param
 
 
@@ -160,5 +160,5 @@ def test_json_formats(text: dict[str, Any], expected: JsonFormat | None) -> None
         ({"top_logprobs": 3}, 3),
     ],
 )
-def test_logprobs_are_shown_to_who_asks(body: dict[str, Any], alternatives: int | None) -> None:
-    assert read(**body).wants_logprobs == alternatives
+def test_logprobs_are_shown_on_request(body: dict[str, Any], alternatives: int | None) -> None:
+    assert read(**body).num_alternatives == alternatives

@@ -11,10 +11,10 @@ from onlinerl.rollout_store.schema import Sampling
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.pieces import Piece, TokenLogprob
 from onlinerl.serving.interaction.request import Conversation, Message
+from onlinerl.serving.protocols.responses.output import ResponsesWriter
 from onlinerl.serving.protocols.responses.protocol import ResponsesWire
-from onlinerl.serving.protocols.responses.response import ResponsesRequest
+from onlinerl.serving.protocols.responses.request import ResponsesRequest
 from onlinerl.serving.protocols.responses.store import MemoryResponseStore
-from onlinerl.serving.protocols.responses.stream import ResponsesWriter
 from tests.serving.protocol_cases import (
     SOURCE,
     called,
@@ -35,7 +35,7 @@ def asked_exchange(*, sealed: bool = False) -> Exchange:
         model="assistant",
         prompt=Conversation(messages=(Message(role="user", content="Hi"),)),
         sampling=Sampling(temperature=0.5, max_tokens=9),
-        given=(),
+        input_items=(),
         previous=None,
         store=True,
         sealed=sealed,
@@ -195,7 +195,7 @@ def test_an_answer_that_says_nothing_is_an_empty_message() -> None:
     assert whole_of()["output"] == [text_item("")]
 
 
-def test_usage_is_what_is_logged() -> None:
+def test_usage_counts_logged_tokens() -> None:
     body = whole_of(said("Hi"), num_tokens=7, num_reasoning_tokens=5, num_cached_tokens=2)
 
     assert body["usage"] == {

@@ -1,4 +1,4 @@
-"""The responses protocol as a wire: what it reads from its store, and what it keeps there."""
+"""The responses protocol as a wire, with its store."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from onlinerl.serving.interaction.exchange import Lineage
 from onlinerl.serving.interaction.pieces import Outcome
 from onlinerl.serving.interaction.request import Message, ToolCall
 from onlinerl.serving.protocols.responses.protocol import ResponsesWire
-from onlinerl.serving.protocols.responses.response import ResponsesRequest
+from onlinerl.serving.protocols.responses.request import ResponsesRequest
 from onlinerl.serving.protocols.responses.store import MemoryResponseStore, StoredResponse
 from tests.serving.protocol_cases import (
     WEATHER,
@@ -62,11 +62,11 @@ async def serve(
         lineage=Lineage(session_id="session-7"),
         user="hash-of-ann" if request.user else None,
     )
-    await wire.ended(served, [answer])
+    await wire.keep(served, [answer])
     return request
 
 
-async def test_a_stored_response_is_gone_on_from_with_its_calls(wire: ResponsesWire) -> None:
+async def test_a_stored_response_is_continued_with_its_calls(wire: ResponsesWire) -> None:
     await serve(wire, {"input": "Weather in Bern?", "tools": TOOLS}, CALLED)
     output = {"type": "function_call_output", "call_id": "call_0", "output": "sunny"}
     request = await wire.read(
@@ -154,13 +154,13 @@ async def test_instructions_count_for_one_request_only(wire: ResponsesWire) -> N
     ],
     ids=["another tenant's", "not stored", "consent none"],
 )
-async def test_what_cannot_be_gone_on_from_is_refused(
+async def test_a_response_that_cannot_be_continued_is_refused(
     wire: ResponsesWire, body: dict[str, object], tenant: str, consent: str | None
 ) -> None:
     headers = {} if consent is None else {"x-onlinerl-consent": consent}
     request = await wire.read(asked({"model": "m", **body}, headers=headers, tenant=tenant))
     served = exchange(request, caller=caller(tenant=tenant))
-    await wire.ended(served, [outcome(said("A"))])
+    await wire.keep(served, [outcome(said("A"))])
     more = {"model": "m", "input": "Two", "previous_response_id": f"resp_{FIRST}"}
 
     with pytest.raises(RequestRefused, match="no stored response") as caught:

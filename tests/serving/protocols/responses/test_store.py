@@ -1,4 +1,4 @@
-"""Stored responses: both forms keep the same promises, and the file keeps them over a crash."""
+"""Both stores of responses behave in the same way, and the file survives a crash."""
 
 import asyncio
 import sqlite3
@@ -22,7 +22,7 @@ RETAIN_S = 100.0
 
 
 class Clock:
-    """A clock that a test turns."""
+    """A manual clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -97,7 +97,7 @@ async def test_a_tenant_reads_and_deletes_only_its_own(store: ResponseStore) -> 
     assert await ids(store, "a") == ["a"]
 
 
-async def test_a_chain_with_a_gap_is_none(store: ResponseStore) -> None:
+async def test_a_chain_with_a_gap_is_empty(store: ResponseStore) -> None:
     for row in (stored("a"), stored("b", "a"), stored("c", "b")):
         await store.put(row, tenant="acme")
     assert await store.delete("b", tenant="acme")
@@ -115,7 +115,7 @@ async def test_the_oldest_makes_room(store: ResponseStore) -> None:
     assert [await ids(store, name) for name in "bcd"] == [["b"], ["c"], ["d"]]
 
 
-async def test_what_is_too_old_is_not_read(store: ResponseStore, clock: Clock) -> None:
+async def test_expired_responses_are_not_read(store: ResponseStore, clock: Clock) -> None:
     await store.put(stored("a"), tenant="acme")
     await store.put(stored("b", "a", created_at=1050.0), tenant="acme")
     clock.now = 1000.0 + RETAIN_S
@@ -158,7 +158,7 @@ async def test_the_file_survives_a_crash(
 
 
 @pytest.mark.parametrize("after", ["a write", "a start"])
-async def test_what_is_too_old_leaves_the_file(
+async def test_expired_responses_are_deleted_from_the_file(
     open_file: Callable[..., SqliteResponseStore], tmp_path: Path, clock: Clock, after: str
 ) -> None:
     store = open_file()
@@ -186,7 +186,7 @@ async def test_the_file_keeps_to_its_bytes(open_file: Callable[..., SqliteRespon
     await store.close()
 
 
-async def test_what_is_larger_than_the_store_is_not_kept(
+async def test_a_response_larger_than_the_store_is_not_kept(
     open_file: Callable[..., SqliteResponseStore],
 ) -> None:
     store = open_file(max_bytes=1000)
@@ -238,7 +238,7 @@ async def test_another_process_forgets_a_user_while_the_gateway_runs(
     await store.close()
 
 
-async def test_what_was_deleted_is_not_left_in_the_file(
+async def test_deleted_responses_are_overwritten_in_the_file(
     open_file: Callable[..., SqliteResponseStore], tmp_path: Path
 ) -> None:
     path = tmp_path / "gateway" / "responses.sqlite"
@@ -306,7 +306,7 @@ async def test_calls_beyond_the_bound_fail_at_once(
 
 
 def all_bytes(path: Path) -> bytes:
-    """What lies on the disk, the write-ahead log included."""
+    """All bytes on the disk, the write-ahead log included."""
     return b"".join(file.read_bytes() for file in path.parent.iterdir())
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from onlinerl.errors import RequestRefused
 from onlinerl.serving.interaction.pieces import Piece
 from onlinerl.serving.interaction.request import Message, ToolCall
-from onlinerl.serving.protocols.messages.blocks import messages_of, sign
-from onlinerl.serving.protocols.messages.output import ContentBlocks
+from onlinerl.serving.protocols.messages.messages import messages_of, sign
+from onlinerl.serving.protocols.messages.output_blocks import ContentBlocks
 from tests.serving.protocol_cases import called, outcome, said, thought
 
 USE = {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Bern"}}
@@ -104,7 +104,7 @@ def test_a_result_that_is_an_error_says_so() -> None:
         ({"type": "text"}, "text"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(block: dict[str, Any], param: str) -> None:
+def test_unreadable_parts_are_refused_by_name(block: dict[str, Any], param: str) -> None:
     assert refusal(user(block)).param == f"messages.0.content.0.{param}"
 
 

@@ -1,25 +1,32 @@
-"""Content blocks of Anthropic's protocol: what they may hold, and the messages that they are.
+"""Messages and content blocks of Anthropic's protocol as messages of a `Conversation`.
 
-One message of this protocol may be several of ours: results of tools are blocks of a user's here.
+One message of this protocol may become several: results of tools are blocks of a user message here,
+and messages of their own in a `Conversation`.
 """
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
 
 from onlinerl.errors import RequestRefused
+from onlinerl.serving.encoding.json import unescaped_json
 from onlinerl.serving.interaction.request import Message, ToolCall
 from onlinerl.serving.protocols.messages.body import CACHE_CONTROL
-from onlinerl.serving.wire.parameters import Parameters, checked, unsupported, wrong
+from onlinerl.serving.wire.parameters import (
+    Parameters,
+    WithoutEffect,
+    unsupported,
+    validate,
+    wrong,
+)
 
 Block = dict[str, Any]
 
 
-class _MessageBody(Parameters):
+class _Message(Parameters):
     role: Literal["user", "assistant", "system"]
     content: str | list[Any]
 
@@ -49,7 +56,7 @@ class _ToolResult(Parameters):
     is_error: bool = False
 
 
-_HARMLESS: Mapping[str, tuple[object, ...]] = {
+_WITHOUT_EFFECT: WithoutEffect = {
     **CACHE_CONTROL,
     "caller": ({"type": "direct"},),
     "citations": ([],),
@@ -65,44 +72,44 @@ _SYSTEM: Kinds = {"text": _Text}
 
 
 def sign(thinking: str) -> str:
-    """The signature of a thinking block. It is opaque to clients and is not checked again."""
+    """The signature of a thinking block: opaque to clients, and not checked when it comes back."""
     return base64.b64encode(hashlib.sha256(thinking.encode()).digest()).decode("ascii")
 
 
 def messages_of(system: object, messages: Sequence[object]) -> tuple[Message, ...]:
-    """The conversation that system prompt and messages are.
+    """The conversation of a body, from its `system` and `messages`.
 
     Raises:
-        RequestRefused: naming the block that is wrong or not supported.
+        RequestRefused: a block is wrong or not supported; the error names it.
     """
     result: list[Message] = []
     if system:
         result.append(Message(role="system", content=_text(system, at="system")))
     names: dict[str, str] = {}
     for number, value in enumerate(messages):
-        result += _messages(value, at=f"messages.{number}", names=names)
+        result += _read(value, at=f"messages.{number}", names=names)
     if result[-1].role == "assistant":
         raise unsupported(
             f"messages.{len(messages) - 1}",
-            "an answer cannot be begun for the model: end with a message of the user",
+            "the caller cannot begin the answer: end with a user message",
         )
     return tuple(result)
 
 
-def _messages(value: object, *, at: str, names: dict[str, str]) -> list[Message]:
-    body = checked(_MessageBody, value, at=at)
+def _read(value: object, *, at: str, names: dict[str, str]) -> list[Message]:
+    body = validate(_Message, value, at=at)
     at = f"{at}.content"
     if body.role == "system":
         return [Message(role="system", content=_text(body.content, at=at))]
     if body.role == "user":
-        return _of_user(body.content, at=at, names=names)
-    message = _of_assistant(body.content, at=at)
+        return _user_messages(body.content, at=at, names=names)
+    message = _assistant_message(body.content, at=at)
     names |= {call.id: call.name for call in message.tool_calls}
     return [message]
 
 
-def _of_user(content: str | list[Any], *, at: str, names: dict[str, str]) -> list[Message]:
-    """Results of tools first, as a message each, then the text."""
+def _user_messages(content: str | list[Any], *, at: str, names: dict[str, str]) -> list[Message]:
+    """One message for each result of a tool, then one with the text."""
     blocks = _blocks(content, at=at, kinds=_USER)
     results: list[Message] = []
     texts: list[str] = []
@@ -113,25 +120,25 @@ def _of_user(content: str | list[Any], *, at: str, names: dict[str, str]) -> lis
         elif isinstance(block, _ToolResult):
             if texts:
                 raise wrong(place, "results of tools come before text")
-            results.append(_result(block, at=place, names=names))
+            results.append(_tool_message(block, at=place, names=names))
     if results and not texts:
         return results
     return [*results, Message(role="user", content="\n".join(texts))]
 
 
-def _result(block: _ToolResult, *, at: str, names: dict[str, str]) -> Message:
+def _tool_message(block: _ToolResult, *, at: str, names: dict[str, str]) -> Message:
     name = names.get(block.tool_use_id)
     if name is None:
         raise wrong(
             f"{at}.tool_use_id", f"no tool_use block {block.tool_use_id!r} comes before this result"
         )
     text = _text(block.content, at=f"{at}.content")
-    # Templates have no place for failure: the model reads it in the text.
+    # Chat templates have no field for a failed call, so the text tells the model.
     content = f"Error: {text}" if block.is_error else text
     return Message(role="tool", content=content, tool_call_id=block.tool_use_id, name=name)
 
 
-def _of_assistant(content: str | list[Any], *, at: str) -> Message:
+def _assistant_message(content: str | list[Any], *, at: str) -> Message:
     blocks = _blocks(content, at=at, kinds=_ASSISTANT)
     thoughts = [block.thinking for block in blocks if isinstance(block, _Thinking)]
     return Message(
@@ -139,7 +146,7 @@ def _of_assistant(content: str | list[Any], *, at: str) -> Message:
         content="".join(block.text for block in blocks if isinstance(block, _Text)),
         reasoning="".join(thoughts) or None,
         tool_calls=tuple(
-            ToolCall(id=block.id, name=block.name, arguments=_to_json(block.input))
+            ToolCall(id=block.id, name=block.name, arguments=unescaped_json(block.input))
             for block in blocks
             if isinstance(block, _ToolUse)
         ),
@@ -156,24 +163,20 @@ def _block(block: object, *, at: str, kinds: Kinds) -> Parameters:
     kind = block.get("type") if isinstance(block, dict) else None
     model = kinds.get(kind) if isinstance(kind, str) else None
     if isinstance(block, dict) and model is None:
-        raise _no_such_block(kind, at=at, kinds=kinds)
-    return checked(model or _Text, block, at=at, harmless=_HARMLESS)
+        raise _block_refusal(kind, at=at, kinds=kinds)
+    return validate(model or _Text, block, at=at, without_effect=_WITHOUT_EFFECT)
 
 
-def _no_such_block(kind: object, *, at: str, kinds: Kinds) -> RequestRefused:
+def _block_refusal(kind: object, *, at: str, kinds: Kinds) -> RequestRefused:
     known = {**_USER, **_ASSISTANT}
     if isinstance(kind, str) and kind in known:
-        return wrong(f"{at}.type", f"{kind!r} cannot stand here: give {', '.join(kinds)}")
-    return unsupported(f"{at}.type", f"{kind!r} is none of {', '.join(known)}")
+        return wrong(f"{at}.type", f"{kind!r} is not allowed here: give {', '.join(kinds)}")
+    return unsupported(f"{at}.type", f"{kind!r} is not one of {', '.join(known)}")
 
 
 def _text(content: object, *, at: str) -> str:
-    """Text blocks, one a line."""
+    """The text of text blocks, joined by line breaks."""
     if not isinstance(content, str | list):
         raise wrong(at, "must be a text or a list of text blocks")
     blocks = _blocks(content, at=at, kinds=_SYSTEM)
     return "\n".join(block.text for block in blocks if isinstance(block, _Text))
-
-
-def _to_json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

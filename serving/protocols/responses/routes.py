@@ -11,7 +11,7 @@ from onlinerl.errors import RequestRefused
 from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.http.asgi import json_response
 from onlinerl.serving.interaction.caller import Caller
-from onlinerl.serving.protocols.responses.protocol import asked_store
+from onlinerl.serving.protocols.responses.protocol import ask_store
 from onlinerl.serving.protocols.responses.store import ResponseStore
 from onlinerl.serving.wire.parameters import unsupported, wrong
 
@@ -29,8 +29,8 @@ class StoredResponseRoute:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The response as it was sent, or that it is gone."""
-        caller, response_id = _asked(scope, self._keyring, known=())
+        """Send the stored response, or the confirmation that it was deleted."""
+        caller, response_id = _read(scope, self._keyring, known=())
         if scope["method"] == "DELETE":
             answer = await self._delete(response_id, tenant=caller.tenant)
         else:
@@ -38,14 +38,14 @@ class StoredResponseRoute:
         await json_response(answer)(scope, receive, send)
 
     async def _get(self, response_id: str, *, tenant: str) -> Item:
-        row = await asked_store(self._store.get(response_id, tenant=tenant))
+        row = await ask_store(self._store.get(response_id, tenant=tenant))
         if row is None:
-            raise _unknown(response_id)
+            raise _not_found(response_id)
         return row.body
 
     async def _delete(self, response_id: str, *, tenant: str) -> Item:
-        if not await asked_store(self._store.delete(response_id, tenant=tenant)):
-            raise _unknown(response_id)
+        if not await ask_store(self._store.delete(response_id, tenant=tenant)):
+            raise _not_found(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -57,21 +57,21 @@ class InputItemsRoute:
         self._keyring = keyring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """A page of everything that the response was made from, newest first by default."""
-        caller, response_id = _asked(scope, self._keyring, known=("after", "limit", "order"))
-        chain = await asked_store(self._store.chain(response_id, tenant=caller.tenant))
+        """Send a page of the items before the response, newest first by default."""
+        caller, response_id = _read(scope, self._keyring, known=("after", "limit", "order"))
+        chain = await ask_store(self._store.chain(response_id, tenant=caller.tenant))
         if not chain:
-            raise _unknown(response_id)
+            raise _not_found(response_id)
         earlier = [item for row in chain[:-1] for item in (*row.input_items, *row.body["output"])]
         page = _page([*earlier, *chain[-1].input_items], QueryParams(scope["query_string"]))
         await json_response(page)(scope, receive, send)
 
 
-def _asked(scope: Scope, keyring: Keyring, *, known: Sequence[str]) -> tuple[Caller, str]:
-    """Who asks for which response.
+def _read(scope: Scope, keyring: Keyring, *, known: Sequence[str]) -> tuple[Caller, str]:
+    """The caller, and the id of the response.
 
     Raises:
-        RequestRefused: 401 for an unknown key, 400 for a query that is not supported.
+        RequestRefused: 401, the key is unknown; 400, a query parameter is not supported.
     """
     headers = Headers(scope=scope)
     caller = keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
@@ -104,7 +104,7 @@ def _page(items: list[Item], query: QueryParams) -> Item:
     }
 
 
-def _unknown(response_id: str) -> RequestRefused:
+def _not_found(response_id: str) -> RequestRefused:
     return RequestRefused(
         f"there is no stored response {response_id!r}", 404, "response_id", "not_found"
     )

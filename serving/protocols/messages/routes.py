@@ -1,4 +1,4 @@
-"""POST /v1/messages/count_tokens: how long a prompt is, without an answer to it."""
+"""POST /v1/messages/count_tokens: the length of a prompt, without an answer to it."""
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -6,22 +6,22 @@ from starlette.types import Receive, Scope, Send
 from onlinerl.serving.gateway.answering import Gateway
 from onlinerl.serving.http.asgi import json_response, read_json
 from onlinerl.serving.http.protocol_route import Door, terms_of
-from onlinerl.serving.protocols.messages.protocol import read_counted
+from onlinerl.serving.protocols.messages.protocol import read_count_request
 
 
 class CountTokensRoute:
-    """Counts what the same body would be logged as the prompt of, now."""
+    """Counts the prompt tokens that the same body would be logged with if it were sent now."""
 
     def __init__(self, gateway: Gateway, door: Door) -> None:
         self._gateway = gateway
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; it takes a place among those in flight like any other."""
+        """Answer one request; it counts for the limits like any other."""
         headers = Headers(scope=scope)
         caller = self._door.keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
         with self._door.admission.enter(caller):
             body = await read_json(scope, receive, config=self._gateway.config)
-            request = read_counted(body)
+            request = read_count_request(body)
             number = self._gateway.count_tokens(request, caller=caller, terms=terms_of(headers))
         await json_response({"input_tokens": number})(scope, receive, send)

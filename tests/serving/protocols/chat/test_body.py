@@ -14,7 +14,7 @@ from onlinerl.serving.interaction.request import (
     ToolCall,
     ToolChoice,
 )
-from onlinerl.serving.protocols.chat.protocol import read_chat
+from onlinerl.serving.protocols.chat.protocol import read_request
 
 USER = {"role": "user", "content": "Hi"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -31,7 +31,7 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "Sunny"}
 
 def parse(**changes: Any) -> Request:
     body = {"model": "assistant", "messages": [USER], **changes}
-    return read_chat(body, config=GatewayConfig(limits=LimitsConfig(max_choices=4)))
+    return read_request(body, config=GatewayConfig(limits=LimitsConfig(max_choices=4)))
 
 
 def conversation(**changes: Any) -> Conversation:
@@ -62,7 +62,7 @@ def conversation(**changes: Any) -> Conversation:
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         parse(**changes)
 
@@ -130,14 +130,14 @@ def test_a_wrong_value_is_refused_by_name(changes: dict[str, Any], param: str) -
     ],
 )
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
-def test_what_is_no_text_is_refused(part: dict[str, Any], role: str) -> None:
+def test_media_is_refused(part: dict[str, Any], role: str) -> None:
     with pytest.raises(RequestRefused, match="reads text only") as caught:
         parse(messages=[{"role": role, "content": [{"type": "text", "text": "x"}, part]}])
 
     assert caught.value.param == "messages.0.content.1.type"
 
 
-def test_values_that_ask_for_nothing_are_allowed() -> None:
+def test_values_without_effect_are_accepted() -> None:
     plain = parse()
 
     assert plain == parse(
@@ -161,7 +161,7 @@ def test_values_that_ask_for_nothing_are_allowed() -> None:
     )
 
 
-def test_a_safety_identifier_is_who_asks_unless_a_user_is_named() -> None:
+def test_a_safety_identifier_counts_unless_a_user_is_given() -> None:
     assert parse(safety_identifier="ada").user == "ada"
     assert parse(safety_identifier="hash", user="ada").user == "ada"
 
@@ -186,7 +186,7 @@ def test_calls_their_results_and_reasoning_are_read() -> None:
     assert told == Message(role="tool", content="Sunny", tool_call_id="call_1", name="weather")
 
 
-def test_what_openai_s_client_adds_to_an_answer_is_let_through() -> None:
+def test_fields_that_openais_client_adds_are_accepted() -> None:
     parsed = {**CALL, "index": 0, "function": {**CALL["function"], "parsed_arguments": {}}}
     message = {**CALLS, "parsed": None, "audio": None, "tool_calls": [parsed]}
 
@@ -252,7 +252,7 @@ def test_both_names_of_the_token_bound_are_known() -> None:
     assert parse(max_tokens=5, max_completion_tokens=5).sampling.max_tokens == 5
 
 
-def test_sampling_holds_what_was_asked_for() -> None:
+def test_sampling_parameters_are_passed_on() -> None:
     sampling = parse(temperature=0.7, top_p=0.9, top_k=-1, seed=3, stop="END").sampling
 
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 0)

@@ -113,7 +113,7 @@ async def test_a_list_with_a_fault_is_refused_whole(
 
 
 async def test_feedback_is_accepted_whatever_it_is_about(world: World) -> None:
-    """The answer may not be visible yet, be an earlier turn, a session, or one of several."""
+    """It may be about an answer that is not logged yet, an earlier turn, a session or a choice."""
     for changes in (
         {"interaction_id": "not-seen-yet"},
         {"interaction_id": None, "session_id": "s1"},
@@ -186,7 +186,7 @@ async def test_bad_feedback_is_refused(world: World, changes: dict[str, Any]) ->
         ("given_at", "0001-01-01T00:00:00+12:00"),
     ],
 )
-async def test_what_no_table_could_hold_is_refused_by_name(
+async def test_values_beyond_the_table_columns_are_refused_by_name(
     world: World, param: str, value: object
 ) -> None:
     one = await post(world, feedback(**{param: value}))
@@ -205,7 +205,9 @@ async def test_what_no_table_could_hold_is_refused_by_name(
         {"given_at": "0001-01-01T00:00:00Z"},
     ],
 )
-async def test_what_a_table_just_holds_is_taken(world: World, changes: dict[str, Any]) -> None:
+async def test_the_largest_values_of_the_columns_are_accepted(
+    world: World, changes: dict[str, Any]
+) -> None:
     caller = await post(world, feedback(**changes))
 
     assert (caller.status, len(world.feedback)) == (200, 1)
@@ -233,7 +235,7 @@ async def test_a_full_spool_is_503_and_a_retry_works(world: World) -> None:
 
 
 class SlowSink(MemorySink):
-    """Stores when told to."""
+    """A sink that stores when the test says so."""
 
     def __init__(self) -> None:
         super().__init__()

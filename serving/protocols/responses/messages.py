@@ -1,27 +1,31 @@
-"""Items of the responses protocol: what they may hold, and the messages that they are.
+"""Input items of the responses protocol as messages of a `Conversation`.
 
 An assistant's reasoning, text and calls are separate items in this protocol and one message
-everywhere else; items that follow each other belong to one answer unless their ids say otherwise.
+everywhere else. Items that follow each other belong to one answer unless their ids say otherwise.
 """
 
 import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
 
 from onlinerl.serving.interaction.request import Message, Role, ToolCall
-from onlinerl.serving.wire.parameters import Parameters, checked, unsupported, wrong
+from onlinerl.serving.wire.parameters import (
+    Parameters,
+    WithoutEffect,
+    unsupported,
+    validate,
+    wrong,
+)
 
 Item = dict[str, Any]
 
 _OWN_ID = re.compile(r"[a-z]+_([0-9a-f-]{36})_\d+")
 _SEALED = "onlinerl.1"
-"""Begins what `encrypted_content` is here."""
-
-
+"""Prefix of this gateway's `encrypted_content`."""
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text")
 
 
@@ -61,7 +65,7 @@ class _ReasoningItem(Parameters):
 
 
 _STATUS = ("in_progress", "completed", "incomplete")
-_ITEM_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+_ITEM_WITHOUT_EFFECT: WithoutEffect = {
     "async": (False,),
     "caller": ({"type": "direct"},),
     "created_by": (),
@@ -71,10 +75,10 @@ _ITEM_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
     "status": _STATUS,
     "type": (),
 }
-_CALL_ASKS_FOR_NOTHING = {
-    name: values for name, values in _ITEM_ASKS_FOR_NOTHING.items() if name != "name"
+_CALL_WITHOUT_EFFECT = {
+    name: values for name, values in _ITEM_WITHOUT_EFFECT.items() if name != "name"
 }
-_PART_ASKS_FOR_NOTHING: Mapping[str, tuple[object, ...]] = {
+_PART_WITHOUT_EFFECT: WithoutEffect = {
     "annotations": ([],),
     "prompt_cache_breakpoint": (),
 }
@@ -87,40 +91,42 @@ _KINDS: dict[str, type[Parameters]] = {
 
 
 def seal(reasoning: str) -> str:
-    """What `encrypted_content` holds: the reasoning, opaque to clients but no secret."""
+    """`encrypted_content` for a reasoning text: opaque to clients, but not secret."""
     return f"{_SEALED}." + base64.urlsafe_b64encode(reasoning.encode()).decode("ascii")
 
 
 def messages_of(items: Sequence[object], *, first: int = 0) -> tuple[Message, ...]:
-    """The conversation that `items` are.
+    """The conversation that `items` make up.
 
     Args:
-        items: parsed JSON, oldest first.
-        first: how many of them come from stored responses; the caller's own count from there.
+        items: Parsed JSON, oldest first.
+        first: Number of items at the beginning that come from stored responses; error messages
+            count the caller's own from 0.
 
     Raises:
-        RequestRefused: naming the item that is wrong or not supported.
+        RequestRefused: an item is wrong or not supported; the error names it.
     """
-    turns = _Turns()
+    builder = _ConversationBuilder()
     for number, item in enumerate(items):
-        turns.add(item, at=f"input.{number - first}" if number >= first else "previous_response_id")
-    return turns.messages()
+        at = f"input.{number - first}" if number >= first else "previous_response_id"
+        builder.add(item, at=at)
+    return builder.messages()
 
 
-def own_source(item_id: str | None) -> str | None:
-    """The interaction that made an item, when this gateway named it."""
+def interaction_of(item_id: str | None) -> str | None:
+    """The interaction that an item's id names; None for an id that this gateway did not make."""
     match = None if item_id is None else _OWN_ID.fullmatch(item_id)
     return None if match is None else match.group(1)
 
 
-def normal_input(given: str | Sequence[Item]) -> tuple[Item, ...]:
-    """Input as a list of items, each with its type and its content as parts."""
-    if isinstance(given, str):
-        given = [{"type": "message", "role": "user", "content": given}]
-    return tuple(_normal(item) for item in given)
+def normalize_input(value: str | Sequence[Item]) -> tuple[Item, ...]:
+    """`input` as a list of items, messages with their type and with parts as content."""
+    if isinstance(value, str):
+        value = [{"type": "message", "role": "user", "content": value}]
+    return tuple(_normalize(item) for item in value)
 
 
-def _normal(item: Item) -> Item:
+def _normalize(item: Item) -> Item:
     if not isinstance(item, dict) or not isinstance(item.get("content"), str):
         return item
     kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -129,7 +135,7 @@ def _normal(item: Item) -> Item:
 
 @dataclass
 class _Answer:
-    """An assistant's message on its way."""
+    """An assistant's message whose items are being collected."""
 
     source: str | None
     reasoning: list[str] = field(default_factory=list)
@@ -145,14 +151,14 @@ class _Answer:
         )
 
 
-class _Turns:
-    """Items in, messages out."""
+class _ConversationBuilder:
+    """Takes items one after the other and joins those of one answer to one message."""
 
     def __init__(self) -> None:
         self._done: list[Message] = []
         self._answer: _Answer | None = None
         self._names: dict[str, str] = {}
-        """Of functions, by the ids of their calls."""
+        """Names of functions by the ids of their calls."""
 
     def messages(self) -> tuple[Message, ...]:
         self._close()
@@ -160,16 +166,16 @@ class _Turns:
 
     def add(self, item: object, *, at: str) -> None:
         kind = _kind(item, at=at)
-        harmless = _CALL_ASKS_FOR_NOTHING if kind is _CallItem else _ITEM_ASKS_FOR_NOTHING
-        given = checked(kind, item, at=at, harmless=harmless)
-        if isinstance(given, _MessageItem):
-            self._add_message(given, at=at)
-        elif isinstance(given, _CallItem):
-            self._add_call(given)
-        elif isinstance(given, _OutputItem):
-            self._add_output(given, at=at)
-        elif isinstance(given, _ReasoningItem):
-            self._add_reasoning(given, at=at)
+        without_effect = _CALL_WITHOUT_EFFECT if kind is _CallItem else _ITEM_WITHOUT_EFFECT
+        parsed = validate(kind, item, at=at, without_effect=without_effect)
+        if isinstance(parsed, _MessageItem):
+            self._add_message(parsed, at=at)
+        elif isinstance(parsed, _CallItem):
+            self._add_call(parsed)
+        elif isinstance(parsed, _OutputItem):
+            self._add_output(parsed, at=at)
+        elif isinstance(parsed, _ReasoningItem):
+            self._add_reasoning(parsed, at=at)
 
     def _add_message(self, item: _MessageItem, *, at: str) -> None:
         text = _text(item.content, at=f"{at}.content")
@@ -179,16 +185,18 @@ class _Turns:
             role: Role = "user" if item.role == "user" else "system"
             self._done.append(Message(role=role, content=text))
             return
-        answer = self._open(item.id, goes_on=lambda open_: not open_.content or bool(open_.calls))
+        answer = self._open(
+            item.id, belongs=lambda answer: not answer.content or bool(answer.calls)
+        )
         answer.content.append(text)
 
     def _add_call(self, item: _CallItem) -> None:
-        answer = self._open(item.id, goes_on=lambda _: True)
+        answer = self._open(item.id, belongs=lambda _: True)
         answer.calls.append(ToolCall(id=item.call_id, name=item.name, arguments=item.arguments))
         self._names[item.call_id] = item.name
 
     def _add_reasoning(self, item: _ReasoningItem, *, at: str) -> None:
-        answer = self._open(item.id, goes_on=lambda open_: not (open_.content or open_.calls))
+        answer = self._open(item.id, belongs=lambda answer: not (answer.content or answer.calls))
         answer.reasoning.append(_reasoning(item, at=at))
 
     def _add_output(self, item: _OutputItem, *, at: str) -> None:
@@ -198,18 +206,21 @@ class _Turns:
             raise wrong(
                 f"{at}.call_id",
                 f"no function call {item.call_id!r} comes before this output: send the call too, "
-                "or name the response that made it in previous_response_id",
+                "or give the response that made it as previous_response_id",
             )
         text = _text(item.output, at=f"{at}.output")
         self._done.append(Message(role="tool", content=text, tool_call_id=item.call_id, name=name))
 
-    def _open(self, item_id: str | None, *, goes_on: Callable[[_Answer], bool]) -> _Answer:
-        """The answer that an item belongs to: by its id, else by what came before it."""
-        source = own_source(item_id)
+    def _open(self, item_id: str | None, *, belongs: Callable[[_Answer], bool]) -> _Answer:
+        """The answer that an item belongs to.
+
+        Decided by ids where both have one, else by `belongs`, which looks at the open answer.
+        """
+        source = interaction_of(item_id)
         answer = self._answer
         if answer is not None:
-            known = source is not None and answer.source is not None
-            if (source == answer.source) if known else goes_on(answer):
+            have_ids = source is not None and answer.source is not None
+            if (source == answer.source) if have_ids else belongs(answer):
                 answer.source = answer.source or source
                 return answer
         self._close()
@@ -241,15 +252,15 @@ def _text(content: str | Sequence[object], *, at: str) -> str:
 def _part_text(part: object, *, at: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(part, dict) and kind not in _TEXT_PARTS:
-        raise unsupported(f"{at}.type", f"{kind!r} is no text, and this model reads only text")
-    # What was said about the tokens of an earlier answer changes nothing about the next.
+        raise unsupported(f"{at}.type", f"{kind!r} is no text, but this model reads text only")
+    # Log-probabilities of an earlier answer change nothing.
     plain = part if not isinstance(part, dict) else {**part, "logprobs": None}
-    harmless = {**_PART_ASKS_FOR_NOTHING, "logprobs": ()}
-    return checked(_Part, plain, at=at, harmless=harmless).text
+    without_effect = {**_PART_WITHOUT_EFFECT, "logprobs": ()}
+    return validate(_Part, plain, at=at, without_effect=without_effect).text
 
 
 def _reasoning(item: _ReasoningItem, *, at: str) -> str:
-    """The reasoning itself; a summary is not what the model thought."""
+    """The sampled text of a reasoning item; a summary is not what the model sampled."""
     if item.content:
         return _text(item.content, at=f"{at}.content")
     sealed = item.encrypted_content
@@ -261,4 +272,6 @@ def _reasoning(item: _ReasoningItem, *, at: str) -> str:
             raise ValueError(head)
         return base64.b64decode(text, altchars=b"-_", validate=True).decode()
     except ValueError as error:
-        raise wrong(f"{at}.encrypted_content", "it was not made by this gateway") from error
+        raise wrong(
+            f"{at}.encrypted_content", "this gateway did not make it; leave the item out"
+        ) from error

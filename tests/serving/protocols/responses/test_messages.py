@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from onlinerl.errors import RequestRefused
 from onlinerl.serving.interaction.pieces import Piece
 from onlinerl.serving.interaction.request import Message, ToolCall
-from onlinerl.serving.protocols.responses.items import messages_of, normal_input, seal
-from onlinerl.serving.protocols.responses.output import OutputItems
+from onlinerl.serving.protocols.responses.messages import messages_of, normalize_input, seal
+from onlinerl.serving.protocols.responses.output_items import OutputItems
 from tests.serving.protocol_cases import SOURCE, called, outcome, said, thought
 
 OTHER = "01890000-0000-7000-8000-000000000002"
@@ -42,7 +42,7 @@ def refusal(*items: Any) -> RequestRefused:
 
 
 def test_a_text_is_a_message_of_the_user() -> None:
-    assert messages_of(normal_input("Hi")) == (Message(role="user", content="Hi"),)
+    assert messages_of(normalize_input("Hi")) == (Message(role="user", content="Hi"),)
 
 
 def test_parts_of_a_message_are_one_text() -> None:
@@ -132,7 +132,7 @@ def test_reasoning_that_follows_an_answer_begins_the_next() -> None:
         ({"type": "reasoning", "encrypted_content": "onlinerl.1.?"}, "encrypted_content"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(item: dict[str, Any], param: str) -> None:
+def test_unreadable_parts_are_refused_by_name(item: dict[str, Any], param: str) -> None:
     assert refusal(user("Hi"), item).param == f"input.1.{param}"
 
 

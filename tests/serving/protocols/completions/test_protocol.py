@@ -7,7 +7,8 @@ from onlinerl.serving.config import GatewayConfig, SamplingDefaults
 from onlinerl.serving.interaction.engine import TopLogprob
 from onlinerl.serving.interaction.pieces import TokenLogprob
 from onlinerl.serving.interaction.request import RawPrompt, Request
-from onlinerl.serving.protocols.chat.text_completions import LegacyLogprobs, read_completion
+from onlinerl.serving.protocols.completions.output import LegacyLogprobs
+from onlinerl.serving.protocols.completions.protocol import read_request
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from tests.serving.world import Caller, World, ask, make_world, speak
 
@@ -19,7 +20,7 @@ def body(**changes: Any) -> dict[str, Any]:
 
 
 def parse(**changes: Any) -> Request:
-    return read_completion(body(**changes), config=GatewayConfig())
+    return read_request(body(**changes), config=GatewayConfig())
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ async def complete(world: World, **changes: Any) -> Caller:
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
+def test_unsupported_parameters_are_refused_by_name(changes: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         parse(**changes)
 
@@ -88,17 +89,17 @@ def test_one_prompt_is_text_or_token_ids(given: object, prompt: RawPrompt) -> No
     assert parse(prompt=given).prompt == prompt
 
 
-def test_values_that_ask_for_nothing_are_allowed() -> None:
+def test_values_without_effect_are_accepted() -> None:
     nothing = parse(echo=False, suffix=None, best_of=1, frequency_penalty=0, logit_bias={}, n=1)
 
     assert nothing == parse()
 
 
-def test_sixteen_tokens_are_sampled_where_nobody_says_how_many() -> None:
+def test_sixteen_tokens_are_sampled_by_default() -> None:
     assert parse().sampling.max_tokens == 16
     assert parse(max_tokens=3).sampling.max_tokens == 3
     told = GatewayConfig(sampling=SamplingDefaults(max_tokens=7))
-    assert read_completion(body(), config=told).sampling.max_tokens == 7
+    assert read_request(body(), config=told).sampling.max_tokens == 7
 
 
 def test_token_offsets_count_characters_over_all_pieces() -> None:

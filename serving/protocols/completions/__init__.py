@@ -1,0 +1,4 @@
+"""OpenAI's `/v1/completions`.
+
+Imports `wire` and what is below it.
+"""
