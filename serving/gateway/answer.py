@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import AnswerCutOff, EngineAborted, EngineFailed, GatewayFault
 from onlinerl.serving.gateway.choice import WHOLE, Choice
 from onlinerl.serving.interaction.engine import Chunk, Sampler
 from onlinerl.serving.interaction.pieces import Outcome, Piece
@@ -134,7 +134,7 @@ class Answer:
                 await self._abort(choice)
         reason = choice.sampled.finish_reason
         if reason not in WHOLE and not self.left:
-            raise EngineFailed(f"the engine ended the answer with {reason!r}")
+            raise EngineAborted(f"the engine ended the answer with {reason!r}")
 
     def _note(self, chunk: Chunk) -> None:
         self.answered_at = now = time.monotonic()
@@ -180,7 +180,7 @@ class Answer:
 
 def _failure(pumping: asyncio.Task[None]) -> EngineFailed | None:
     if pumping.cancelled():
-        return EngineFailed("the answer was cut off", 503)
+        return AnswerCutOff("the answer was cut off")
     error = pumping.exception()
     if error is None:
         return None
@@ -188,7 +188,7 @@ def _failure(pumping: asyncio.Task[None]) -> EngineFailed | None:
     if failures:
         return failures[0]
     logger.error("an answer failed", exc_info=error)
-    return EngineFailed("the gateway failed to read the answer", 500)
+    return GatewayFault("the gateway failed to read the answer")
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineFailed, GatewayFault
 from onlinerl.serving.access.admission import Admission, Ticket
 from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.gateway.answer import Answer
@@ -155,13 +155,13 @@ class WireRoute:
         await _end(send, writer.close(outcomes) if fault is None else writer.fail(fault))
         return fault is None
 
-    async def _keep(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> EngineFailed | None:
+    async def _keep(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> GatewayFault | None:
         """Let the protocol keep what it needs; why it could not."""
         try:
             await self._wire.ended(exchange, outcomes)
         except Exception:
             logger.exception("an answer was not kept")
-            return EngineFailed("the gateway failed to keep the answer", 500)
+            return GatewayFault("the gateway failed to keep the answer")
         return None
 
 

@@ -69,8 +69,8 @@ class Sampler(Protocol):
         """Stream a completion; the last chunk has a finish reason.
 
         Raises:
-            EngineUnreachable: when nothing answers; nothing was sampled then.
-            EngineFailed: when the engine refuses (its status is kept) or breaks off.
+            EngineUnreachable: when no connection can be opened; nothing was sampled then.
+            EngineFailed: by cause, when the engine refuses, is too slow or breaks off.
         """
 
     async def abort(self, request_id: str) -> None:
@@ -85,7 +85,8 @@ class Engine(Sampler, Protocol):
 
         Raises:
             EngineUnreachable: when nothing answers at its address.
-            EngineFailed: when it is not healthy, or too slow to say (status 504).
+            EngineTimeout: when it does not answer in time.
+            EngineFailed: by cause, when it is not healthy.
         """
 
     async def adapters(self) -> frozenset[str]:

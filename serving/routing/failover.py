@@ -12,7 +12,12 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import (
+    EngineDisconnected,
+    EngineFailed,
+    EngineUnavailable,
+    EngineUnreachable,
+)
 from onlinerl.rollout_store.schema import Arm, VersionSpan
 from onlinerl.serving.interaction.engine import Chunk, Generate
 from onlinerl.serving.observability.routing_metrics import RoutingMetrics
@@ -27,6 +32,8 @@ _SPEAKS_OF_EACH_TOKEN = frozenset(
 """Sampling parameters that mean the same for the rest of an answer. Grammars and penalties do not:
 they also depend on the tokens of the answer so far, which are prompt when it is taken up again."""
 
+_ANOTHER_MAY_ANSWER = (EngineUnreachable, EngineDisconnected, EngineUnavailable)
+"""Failures that say nothing about the request."""
 _MAX_BROKEN = 1
 """Replicas that may break over one request before it is given up."""
 _SEED_STEP = 1_000_003
@@ -139,7 +146,7 @@ class Route:
         One that could not be reached was not asked, so all may be tried. One that broke may have
         broken over this request, so only one other is put at risk.
         """
-        if error.status != 503 or request.request_id in self._aborted:
+        if not isinstance(error, _ANOTHER_MAY_ANSWER) or request.request_id in self._aborted:
             return False
         if not isinstance(error, EngineUnreachable):
             self._broken.add(self.replica)

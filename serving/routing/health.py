@@ -5,13 +5,21 @@ IN ──`eject_after` points of failure in a row──► OUT ──`return_aft
 
 from dataclasses import dataclass
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import (
+    AnswerCutOff,
+    EngineDisconnected,
+    EngineFailed,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnreachable,
+    GatewayFault,
+)
 
 AT_ONCE = 1_000_000
 """Points of a failure that leaves no doubt."""
 
-_SLOW = 504
-_BROKEN = (502, 503, 504)
+_MAY_BE_BUSY = (EngineTimeout, EngineDisconnected)
+_NOT_THE_REPLICAS_FAULT = (EngineRefused, AnswerCutOff, GatewayFault)
 
 
 @dataclass
@@ -48,12 +56,16 @@ class Health:
 
 
 def points_of_look(error: EngineFailed) -> int:
-    """A health check that came too late says that a machine is busy; anything else is certain."""
-    return 1 if error.status == _SLOW else AT_ONCE
+    """The weight of a failed health check.
+
+    A check that timed out or lost its connection may only mean that the machine is busy; any other
+    failure ejects at once.
+    """
+    return 1 if isinstance(error, _MAY_BE_BUSY) else AT_ONCE
 
 
 def points_of_request(error: EngineFailed) -> int:
-    """A refusal is about the request, a broken answer about the replica."""
+    """The weight of a failed request: none for a refusal, which is about the request."""
     if isinstance(error, EngineUnreachable) and not error.is_late:
         return AT_ONCE
-    return 2 if error.status in _BROKEN else 0
+    return 0 if isinstance(error, _NOT_THE_REPLICAS_FAULT) else 2

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Send
 
-from onlinerl.errors import EngineFailed, RequestRefused
+from onlinerl.errors import EngineAborted, EngineFailed, RequestRefused
 from onlinerl.serving.config import IdempotencyConfig
 from onlinerl.serving.http.idempotency import Idempotency, Once, once
 from onlinerl.serving.interaction.caller import Caller
@@ -175,7 +175,7 @@ async def test_an_answer_that_is_not_whole_frees_the_key(how: str) -> None:
     await asyncio.sleep(0)
     second = asyncio.create_task(desk.ask(key()))
     await asyncio.sleep(0)
-    desk.whole, desk.failure = how != "left", EngineFailed("no") if how == "failed" else None
+    desk.whole, desk.failure = how != "left", EngineAborted("no") if how == "failed" else None
     desk.go_on.set()
     await asyncio.wait({first})
     desk.whole, desk.failure = True, None
@@ -258,7 +258,7 @@ async def test_answers_that_run_count_too() -> None:
 
 async def test_everything_is_given_back_when_answers_fail() -> None:
     desk = Desk()
-    desk.failure = EngineFailed("no")
+    desk.failure = EngineAborted("no")
     for _ in range(3):
         with pytest.raises(EngineFailed):
             await desk.ask(key())

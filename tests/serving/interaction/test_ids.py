@@ -77,7 +77,7 @@ def test_clock_that_came_back_from_the_year_9999_gives_new_ids_for_ever() -> Non
 
 
 def test_overflowing_counter_moves_the_stamp_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ids_module.secrets, "randbits", lambda bits: (1 << bits) - 1)
+    monkeypatch.setattr("secrets.randbits", lambda bits: (1 << bits) - 1)
     generator = IdGenerator(lambda: NOW_MS)
     num_per_stamp = 1 << (ids_module._RANDOM_BITS - ids_module._STEP_BITS - 1)
 

@@ -5,7 +5,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineRefused
 from onlinerl.serving.config import LimitsConfig
 from onlinerl.serving.observability.metrics import MAX_VERSIONS, GatewayMetrics
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
@@ -86,7 +86,7 @@ async def test_whatever_happens_to_many_requests_at_once_no_counter_goes_down(
     for round_number in range(MAX_VERSIONS + 10):
         for engine in world.engines:
             engine.version = f"assistant/{round_number + 1}"
-            engine.failure = EngineFailed("no", 418) if round_number % 5 == 4 else None
+            engine.failure = EngineRefused("no", 418) if round_number % 5 == 4 else None
             engine.hold_at = 2 if round_number % 3 == 2 else None
         callers = [Caller(world.app, json_body=body(stream=n % 2 == 0)) for n in range(8)]
         for caller in callers[:: 1 if world.engine.hold_at else 4]:

@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import (
+    EngineDisconnected,
+    EngineFailed,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnreachable,
+)
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.capture.eligibility import spans_tile
 from onlinerl.serving.routing.arms import Arms, Target
@@ -87,9 +94,9 @@ async def test_every_replica_is_tried_once_and_the_last_failure_is_told() -> Non
 async def test_a_request_over_which_replicas_break_meets_two_of_them_at_most() -> None:
     fleet = await make_fleet("assistant/1", "assistant/1", "assistant/1")
     for engine in fleet.engines:
-        engine.failure = EngineFailed("the connection to the engine broke", 503)
+        engine.failure = EngineDisconnected("the connection to the engine broke")
 
-    with pytest.raises(EngineFailed):
+    with pytest.raises(EngineDisconnected):
         await sampled(fleet.route())
     assert sum(len(engine.requests) for engine in fleet.engines) == 2
 
@@ -103,23 +110,34 @@ async def test_after_the_first_token_nothing_is_tried_again() -> None:
         async for chunk in route.generate(ask()):
             received.extend(chunk.token_ids)
             for engine in fleet.engines:
-                engine.failure = EngineFailed("the connection broke", 503)
+                engine.failure = EngineDisconnected("the connection broke")
 
-    with pytest.raises(EngineFailed, match="broke"):
+    with pytest.raises(EngineDisconnected, match="broke"):
         await receive()
     assert received == TOKENS[:1]
     assert sum(len(engine.requests) for engine in fleet.engines) == 1
 
 
-@pytest.mark.parametrize("status", [400, 429, 500, 502, 504])
-async def test_what_an_engine_refuses_is_not_asked_of_another(status: int) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [
+        EngineRefused("too long", 400),
+        EngineRefused("too many", 429),
+        EngineRefused("a bug", 500),
+        EngineProtocolError("no chunk"),
+        EngineTimeout("too slow"),
+    ],
+)
+async def test_a_failure_that_another_engine_may_repeat_is_not_tried_there(
+    failure: EngineFailed,
+) -> None:
     fleet = await make_fleet("assistant/1", "assistant/1")
     for engine in fleet.engines:
-        engine.failure = EngineFailed("refused", status)
+        engine.failure = failure
 
     with pytest.raises(EngineFailed) as caught:
         await sampled(fleet.route())
-    assert caught.value.status == status
+    assert caught.value is failure
     assert sum(len(engine.requests) for engine in fleet.engines) == 1
 
 
@@ -140,7 +158,7 @@ async def test_a_running_completion_counts_as_load_until_it_ends_however_it_ends
         await anext(chunks)
         while_running = replica.num_running
     broken_off = replica.num_running
-    fleet.engines[0].failure = EngineFailed("a bug", 500)
+    fleet.engines[0].failure = EngineRefused("a bug", 500)
     with pytest.raises(EngineFailed):
         await sampled(fleet.route())
 

@@ -1,7 +1,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import (
+    EngineAborted,
+    EngineDisconnected,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnavailable,
+    EngineUnreachable,
+    GatewayFault,
+)
 from onlinerl.serving.routing.health import Health, points_of_look, points_of_request
 
 
@@ -63,15 +72,21 @@ def test_what_counts_how_much() -> None:
     limit = health().eject_after
     refused = EngineUnreachable("nothing listens")
 
-    assert points_of_look(EngineFailed("slow", 504)) == 1
-    assert points_of_look(EngineFailed("dead", 503)) >= limit
+    assert points_of_look(EngineTimeout("slow")) == 1
+    assert points_of_look(EngineDisconnected("slow as well")) == 1
+    assert points_of_look(EngineUnavailable("dead")) >= limit
+    assert points_of_look(EngineProtocolError("no version")) >= limit
     assert points_of_look(refused) >= limit
     assert points_of_request(refused) >= limit
     assert points_of_request(EngineUnreachable("busy", is_late=True)) == 2
-    assert points_of_request(EngineFailed("broken", 503)) == 2
+    for cause in (
+        EngineAborted, EngineDisconnected, EngineProtocolError, EngineTimeout, EngineUnavailable,
+    ):  # fmt: skip
+        assert points_of_request(cause("broken")) == 2
     # A request that an engine cannot take must not eject one replica after the other.
-    assert points_of_request(EngineFailed("too long", 400)) == 0
-    assert points_of_request(EngineFailed("a bug", 500)) == 0
+    assert points_of_request(EngineRefused("too long", 400)) == 0
+    assert points_of_request(EngineRefused("a bug", 500)) == 0
+    assert points_of_request(GatewayFault("a bug of ours")) == 0
 
 
 @given(st.lists(st.sampled_from(["late", "good", "served"]), max_size=40))

@@ -3,12 +3,18 @@ from collections.abc import Callable
 
 import pytest
 
-from onlinerl.errors import EngineFailed, EngineUnreachable, RequestRefused
+from onlinerl.errors import (
+    EngineFailed,
+    EngineTimeout,
+    EngineUnavailable,
+    EngineUnreachable,
+    RequestRefused,
+)
 from tests.serving.routes import make_fleet, sampled
 
 pytestmark = pytest.mark.asyncio
 
-SLOW = EngineFailed("not answered in time", 504)
+SLOW = EngineTimeout("not answered in time")
 GONE = EngineUnreachable("connection refused")
 
 
@@ -67,7 +73,7 @@ async def test_a_replica_that_serves_is_not_ejected_by_late_health_checks() -> N
     assert fleet.router.pool.fault() is None
 
 
-@pytest.mark.parametrize("failure", [GONE, EngineFailed("the engine is dead", 503)])
+@pytest.mark.parametrize("failure", [GONE, EngineUnavailable("the engine is dead")])
 async def test_a_refused_connection_or_an_unhealthy_answer_ejects_at_once(
     failure: EngineFailed,
 ) -> None:
