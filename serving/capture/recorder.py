@@ -64,7 +64,7 @@ class Recorder:
     def count(self, exchange: Exchange, answer: EndedAnswer) -> None:
         """Tokens, finish reasons and times."""
         sampled = [choice.sampled for choice in answer.choices]
-        self._metrics.count_answer(
+        self._metrics.answers.count(
             policy_version=exchange.policy_version,
             num_prompt_tokens=len(exchange.prompt_ids),
             choices=[(one.finish_reason or "error", len(one.token_ids)) for one in sampled],
@@ -72,7 +72,7 @@ class Recorder:
         if answer.last_token_at is not None:
             waited_s = answer.answered_at - answer.asked_at
             first = answer.first_token_at
-            self._metrics.observe_times(
+            self._metrics.answers.observe_times(
                 policy_version=exchange.policy_version,
                 ttft_s=None if first is None else first - exchange.started,
                 latency_s=answer.last_token_at - exchange.started,
@@ -96,7 +96,7 @@ class Recorder:
     def store(self, event: InteractionEvent) -> bool:
         """Hand a row over; False when it is lost, which is counted."""
         if not event.trainable:
-            self._metrics.untrainable.inc()
+            self._metrics.answers.untrainable.inc()
         record = Record(
             topic=INTERACTIONS_TOPIC,
             key=event.session_id,

@@ -72,9 +72,9 @@ class Prompts:
         """
         prompt = self._made(request, caller=caller, consent=consent, session_id=session_id)
         if prompt.extends is not None:
-            self._metrics.extended.labels("yes").inc()
+            self._metrics.answers.extended.labels("yes").inc()
         elif any(message.role == "assistant" for message in request.messages):
-            self._metrics.extended.labels("no").inc()
+            self._metrics.answers.extended.labels("no").inc()
         return prompt
 
     def count(self, request: Request, *, caller: Caller, session_id: str | None) -> int:

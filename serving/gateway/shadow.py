@@ -71,7 +71,7 @@ class Shadows:
         if exchange.consent == "none" or not self._router.draws_shadow(exchange.interaction_id):
             return
         if self._is_busy() or self.num_running >= self._config.max_shadows:
-            self._metrics.shadows.labels("dropped_busy").inc()
+            self._metrics.arms.shadows.labels("dropped_busy").inc()
             return
         task = asyncio.create_task(self._answer(exchange, requests, after=after))
         self._running.add(task)
@@ -104,7 +104,7 @@ class Shadows:
         except Exception:
             logger.exception("a shadow failed")
         finally:
-            self._metrics.shadows.labels(outcome).inc()
+            self._metrics.arms.shadows.labels(outcome).inc()
 
     async def _answer_now(self, exchange: Exchange, requests: Sequence[Generate]) -> str:
         route = self._router.shadow_route(tenant=exchange.caller.tenant)

@@ -80,8 +80,8 @@ class ArmsReader:
         if error is not None:
             self._failed("failed", str(error) or repr(error))
             return
-        self._metrics.arms_read.labels("ok").inc()
-        self._metrics.arms_read_at.set(time.time())
+        self._metrics.arms.reads.labels("ok").inc()
+        self._metrics.arms.read_at.set(time.time())
         self._said = None
         self._take(reading.result())
 
@@ -117,7 +117,7 @@ class ArmsReader:
             self._apply(arms)
 
     def _failed(self, outcome: str, reason: str) -> None:
-        self._metrics.arms_read.labels(outcome).inc()
+        self._metrics.arms.reads.labels(outcome).inc()
         if reason != self._said:  # a store that is away for minutes is said once
             logger.warning("the table of arms is not read: %s; the last known arms hold", reason)
         self._said = reason

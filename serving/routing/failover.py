@@ -129,7 +129,7 @@ class Route:
                 self._asked.pop(request.request_id, None)
             if part.is_whole:
                 return
-            self._metrics.continued.inc()
+            self._metrics.replicas.continued.inc()
             part = part.rest()
 
     async def abort(self, request_id: str) -> None:
@@ -156,7 +156,7 @@ class Route:
             other = self._alternative(self, tried=tried)
             if other is None:
                 return False
-            self._metrics.failovers.labels(self.replica.url).inc()
+            self._metrics.replicas.failovers.labels(self.replica.url).inc()
             self.replica, self.replica_version = other, other.version or ""
         return True
 
@@ -171,14 +171,14 @@ class Route:
             cache_salt=cache_salt(self._tenant, self.version),
         )
         replica.num_running += 1
-        self._metrics.running.labels(replica.url).set(replica.num_running)
+        self._metrics.replicas.running.labels(replica.url).set(replica.num_running)
         try:
             async with contextlib.aclosing(replica.engine.generate(asked)) as chunks:
                 async for chunk in chunks:
                     yield self._take(replica, part, chunk)
         finally:
             replica.num_running -= 1
-            self._metrics.running.labels(replica.url).set(replica.num_running)
+            self._metrics.replicas.running.labels(replica.url).set(replica.num_running)
 
     def _take(self, replica: Replica, part: "Part", chunk: Chunk) -> Chunk:
         part.sampled += chunk.token_ids

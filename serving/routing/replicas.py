@@ -148,11 +148,11 @@ class ReplicaPool:
         self._show(replica)
 
     def _count(self, replica: Replica, error: EngineFailed, *, points: int, kind: str) -> None:
-        self._metrics.failures.labels(replica.url, kind).inc()
+        self._metrics.replicas.failures.labels(replica.url, kind).inc()
         # What an engine says about a request may quote it, and this is logged and told to others.
         why = error.message if kind == "look" else f"a request failed with status {error.status}"
         if replica.health.failed(points):
-            self._metrics.ejections.labels(replica.url).inc()
+            self._metrics.replicas.ejections.labels(replica.url).inc()
             logger.warning("replica ejected", extra={"engine": replica.url, "reason": why})
         if replica.version is None:
             replica.reason = f"an engine does not answer: {why}"
@@ -170,7 +170,7 @@ class ReplicaPool:
         self._show(replica)
 
     def _show(self, replica: Replica) -> None:
-        self._metrics.ready.labels(replica.url).set(replica.version is not None)
+        self._metrics.replicas.ready.labels(replica.url).set(replica.version is not None)
 
     async def _watch(self, replica: Replica) -> None:
         while True:

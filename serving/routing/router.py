@@ -87,7 +87,7 @@ class Router:
         if not lane.replicas:
             reason = self.pool.fault() or f"only a shadow serves {self.pool.policy!r}"
             raise RequestRefused(reason, 503, None, "engine_unavailable")
-        self.metrics.arms.labels(lane.arm).inc()
+        self.metrics.arms.requests.labels(lane.arm).inc()
         replica = self._choose(lane.replicas, session_id=session_id, known=known)
         return self._route(lane, replica, tenant=tenant, session_id=session_id)
 
@@ -146,7 +146,7 @@ class Router:
         if not hosts:
             # Every session is given the champion then, those drawn for the canary included.
             if self.arms.draws_canary(session_id, key=self._key):
-                self.metrics.arm_fallbacks.labels("canary").inc()
+                self.metrics.arms.fallbacks.labels("canary").inc()
             return self._champion(1.0)
         if self.arms.draws_canary(session_id, key=self._key):
             return _lane_of(canary, hosts, probability=canary.share)
@@ -154,7 +154,7 @@ class Router:
         if champion.replicas:
             return champion
         # As while a canary is promoted: it is on every replica before a decision says so.
-        self.metrics.arm_fallbacks.labels("champion").inc()
+        self.metrics.arms.fallbacks.labels("champion").inc()
         return _lane_of(canary, hosts, probability=1.0)
 
     def _champion(self, probability: float) -> Lane:
@@ -163,7 +163,7 @@ class Router:
         group = self._group("champion", adapter)
         if adapter is not None and not group:
             # The weights under the adapter passed their gates too.
-            self.metrics.arm_fallbacks.labels("champion").inc()
+            self.metrics.arms.fallbacks.labels("champion").inc()
             adapter, group = None, self._group("champion", None)
         return Lane(arm="champion", probability=probability, replicas=group, adapter=adapter)
 
@@ -214,7 +214,7 @@ class Router:
             by, replica = "spill", self._least_busy(group)
         else:
             replica = by_url[place]
-        self.metrics.routed.labels(replica.url, by).inc()
+        self.metrics.replicas.routed.labels(replica.url, by).inc()
         self._remember(session_id, replica)
         return replica
 

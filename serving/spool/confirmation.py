@@ -4,8 +4,10 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 
+from onlinerl.errors import ServiceUnavailable
+from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.rollout_store.event_log import TABLE_OF, TopicIdPartition
-from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.delta_store import DeltaStore, storage_errors
 from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.spool.queue import Spool
 
@@ -28,7 +30,7 @@ class Confirmation:
         self._stored = stored
         self._every_s = every_s
         self._metrics = metrics
-        self._failing = False
+        self._faults = FaultStreak()
         self._stopping = threading.Event()
         # A store that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="confirmation", daemon=True)
@@ -48,17 +50,20 @@ class Confirmation:
             return
         try:
             self._spool.confirm(self._stored(partitions))
-        except Exception as error:  # noqa: BLE001 the thread's border: a store has many faults
-            self._metrics.confirmations.labels("failed").inc()
-            if not self._failing:  # a store that is away for hours is said once
-                logger.warning("the tables cannot say how far they are: %s", error)
-            self._failing = True
+        except (ServiceUnavailable, OSError) as error:
+            if self._faults.add(str(error)):
+                logger.warning("how far the tables are cannot be read: %s", error)
+            self._metrics.shipping.confirmations.labels("failed").inc()
+        except Exception as error:
+            if self._faults.add(repr(error)):
+                logger.exception("looking up how far the tables are failed unexpectedly")
+            self._metrics.shipping.confirmations.labels("failed").inc()
         else:
-            self._metrics.confirmations.labels("ok").inc()
-            self._failing = False
+            self._faults.clear()
+            self._metrics.shipping.confirmations.labels("ok").inc()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._every_s):
+        while not self._stopping.wait(self._faults.wait_s(self._every_s)):
             self.look()
 
 
@@ -69,10 +74,12 @@ def stored_in(store: DeltaStore) -> StoredOffsets:
         found: dict[TopicIdPartition, int] = {}
         for topic, table in TABLE_OF.items():
             asked = [place for place in partitions if place.topic == topic]
-            if asked and store.exists(table):
+            with storage_errors(f"look up how far table {table} is"):
+                if not asked or not store.exists(table):
+                    continue
                 offsets = store.transaction_versions(table, [place.app_id for place in asked])
-                known = {place: offsets[place.app_id] for place in asked}
-                found |= {place: end for place, end in known.items() if end is not None}
+            known = {place: offsets[place.app_id] for place in asked}
+            found |= {place: end for place, end in known.items() if end is not None}
         return found
 
     return stored

@@ -5,6 +5,7 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from onlinerl.process.files import replace_file
 from onlinerl.serving.spool.segment_files import Position
 
 logger = logging.getLogger(__name__)
@@ -36,13 +37,15 @@ def load_cursor(folder: Path) -> Cursor | None:
 
 
 def store_cursor(folder: Path, cursor: Cursor) -> None:
-    """Replace the stored cursor in one step."""
+    """Replace the stored cursor in one step.
+
+    Raises:
+        OSError: when the disk does not take it; the stored cursor is as before.
+    """
     position = cursor.position
     content = {
         "segment": position.segment,
         "offset": position.offset,
         "topic_ids": cursor.topic_ids,
     }
-    staging = folder / f"{_NAME}.tmp"
-    staging.write_text(json.dumps(content), encoding="utf-8")
-    staging.replace(folder / _NAME)
+    replace_file(folder / _NAME, json.dumps(content))

@@ -97,10 +97,12 @@ class KafkaWriter:
 
     def close(self) -> None:
         """Drop what is unacknowledged: the spool has it."""
+        from kafka.errors import KafkaError
+
         self._admin.close()
         try:
             self._producer.close(timeout=0)
-        except Exception:
+        except (KafkaError, OSError):
             logger.debug("closing a producer failed", exc_info=True)
 
     def _send(self, records: Sequence[Record], *, ends: dict[tuple[str, int], int]) -> list[Record]:

@@ -18,9 +18,9 @@ from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.spool.cursor import load_cursor, store_cursor
 from onlinerl.serving.spool.forgetting import (
     Person,
-    asked_to_forget,
+    answer_request,
     forget_in_segment,
-    note_forgotten,
+    read_requests,
 )
 from onlinerl.serving.spool.segment_files import (
     Position,
@@ -28,10 +28,11 @@ from onlinerl.serving.spool.segment_files import (
     count_records,
     lock_folder,
     read_segment,
+    remove_temporary_files,
     segment_numbers,
     segment_path,
 )
-from onlinerl.serving.spool.shelf import Shelf, victims
+from onlinerl.serving.spool.segment_index import SegmentIndex, choose_evictions
 from onlinerl.serving.spool.writer import SpoolWriter
 
 logger = logging.getLogger(__name__)
@@ -60,30 +61,31 @@ class Spool:
         self._config = config
         self._metrics = metrics
         self._lock_file = lock_folder(folder)
+        remove_temporary_files(folder)
         self._changed = threading.Condition()
         sizes = {n: segment_path(folder, n).stat().st_size for n in segment_numbers(folder)}
-        self._shelf = Shelf(sizes, load_cursor(folder))
+        self._index = SegmentIndex(sizes, load_cursor(folder))
         self._stored: Mapping[TopicIdPartition, int] = {}
-        self._told_requests: set[str] = set()
-        """Requests to forget a user that cannot be read, and were told of."""
+        self._warned_requests: set[str] = set()
+        """Requests to forget a user that cannot be read and that a warning was logged for."""
         # Behind zero by what lay on disk at the start: shipped records of this process count up.
         self._num_shipped = -self._count_waiting()
         self._writer = SpoolWriter(
             folder,
             config,
-            shelf=self._shelf,
+            index=self._index,
             changed=self._changed,
             make_room=self._make_room,
             metrics=metrics,
         )
-        metrics.backlog_bytes.set_function(lambda: float(self.backlog_bytes))
-        metrics.waiting.set_function(lambda: float(self.num_waiting))
+        metrics.spool.backlog_bytes.set_function(lambda: float(self.backlog_bytes))
+        metrics.spool.waiting.set_function(lambda: float(self.num_waiting))
 
     @property
     def backlog_bytes(self) -> int:
         """Bytes on disk that are not shipped."""
         with self._changed:
-            return self._shelf.backlog_bytes
+            return self._index.backlog_bytes
 
     @property
     def num_waiting(self) -> int:
@@ -91,19 +93,19 @@ class Spool:
         with self._changed:
             # What is torn was counted and is never shipped.
             on_disk = self._writer.num_stored - self._num_shipped
-            return self._writer.num_queued + (on_disk if self._shelf.backlog_bytes else 0)
+            return self._writer.num_queued + (on_disk if self._index.backlog_bytes else 0)
 
     @property
     def topic_ids(self) -> dict[str, str]:
         """The incarnations of the topics that took what is shipped."""
         with self._changed:
-            return dict(self._shelf.cursor.topic_ids)
+            return dict(self._index.cursor.topic_ids)
 
     @property
     def is_drained(self) -> bool:
         """Whether everything that was put is shipped."""
         with self._changed:
-            return self._writer.num_queued == 0 and self._shelf.backlog_bytes == 0
+            return self._writer.num_queued == 0 and self._index.backlog_bytes == 0
 
     @property
     def fault(self) -> str | None:
@@ -122,7 +124,7 @@ class Spool:
         """The records after those that were read before; waits for the first, up to `timeout_s`."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._shelf.unread_bytes or self._writer.is_closing, timeout_s
+                lambda: self._index.unread_bytes or self._writer.is_closing, timeout_s
             )
         batch: list[Stored] = []
         size = 0
@@ -151,7 +153,7 @@ class Spool:
             ends: offsets after the last record of the batch, by partition.
         """
         with self._changed:
-            self._shelf.ship(batch[-1].end, topic_ids=topic_ids, ends=ends)
+            self._index.ship(batch[-1].end, topic_ids=topic_ids, ends=ends)
             self._num_shipped += len(batch)
         self._store_cursor()
         self.prune()
@@ -159,12 +161,12 @@ class Spool:
     def reread(self) -> None:
         """Read again what was read and not acknowledged."""
         with self._changed:
-            self._shelf.read_position = self._shelf.cursor.position
+            self._index.read_position = self._index.cursor.position
 
     def rewind(self, *, topic_ids: Mapping[str, str]) -> None:
         """The log came back empty: everything that is kept is to be shipped again."""
         with self._changed:
-            self._shelf.rewind(topic_ids=topic_ids)
+            self._index.rewind(topic_ids=topic_ids)
             num_stored = self._writer.num_stored
         self._num_shipped = num_stored - self._count_waiting()
         self._store_cursor()
@@ -172,7 +174,7 @@ class Spool:
     def shipped_to(self) -> set[TopicIdPartition]:
         """Where the records went that are kept for the case that the log loses them."""
         with self._changed:
-            return self._shelf.partitions()
+            return self._index.partitions()
 
     def confirm(self, stored: Mapping[TopicIdPartition, int]) -> None:
         """The tables hold every record before these offsets, so they need not be kept."""
@@ -182,18 +184,18 @@ class Spool:
     def prune(self) -> None:
         """Drop shipped segments that the tables hold, over `retain_bytes` or `retain_s` old."""
         with self._changed:
-            confirmed = self._shelf.confirmed(self._stored)
+            confirmed = self._index.confirmed(self._stored)
         self._delete(confirmed, reason="confirmed")
         self._drop(
             retain_bytes=self._config.retain_bytes, retain_s=self._config.retain_s, reason="bound"
         )
 
-    def forget_asked(self) -> None:
+    def handle_forget_requests(self) -> None:
         """Take out the users that `forget_user` asks for; what fails is tried again next time."""
         try:
-            for person, token in asked_to_forget(self._folder, told=self._told_requests):
+            for person, token in read_requests(self._folder, warned=self._warned_requests):
                 num_records = self.forget(person)
-                note_forgotten(self._folder, person.user_hash, token=token, num_records=num_records)
+                answer_request(self._folder, person.user_hash, token=token, num_records=num_records)
                 logger.info("a user was taken out of the spool", extra={"num_events": num_records})
         except OSError:
             logger.exception("a user could not be taken out of the spool yet")
@@ -208,11 +210,11 @@ class Spool:
             raise OSError("the spool could not store what is queued in time")
         self.reread()
         with self._changed:
-            closed = self._shelf.closed
+            closed = self._index.closed
         num_forgotten = sum(
             self._forget_in(number, size, person=person) for number, size in closed.items()
         )
-        self._metrics.forgotten.inc(num_forgotten)
+        self._metrics.spool.forgotten.inc(num_forgotten)
         return num_forgotten
 
     def close(self, *, timeout_s: float) -> None:
@@ -222,25 +224,25 @@ class Spool:
 
     def _store_cursor(self) -> None:
         with self._changed:
-            cursor = self._shelf.cursor
+            cursor = self._index.cursor
         try:
             store_cursor(self._folder, cursor)
         except OSError:
             # After a crash some events are shipped twice, and ingest knows them by their ids.
-            self._metrics.write_failures.inc()
+            self._metrics.spool.write_failures.inc()
             logger.exception("the spool's cursor cannot be written")
 
     def _count_waiting(self) -> int:
         """Records on disk after the cursor."""
         with self._changed:
-            places = self._shelf.after_cursor()
+            places = self._index.after_cursor()
         return sum(count_records(self._folder, start, end=end) for start, end in places)
 
     def _read_some(self, *, max_records: int, max_bytes: int) -> list[Stored]:
         """Records of one segment; none when everything is read."""
         while True:
             with self._changed:
-                unread = self._shelf.unread()
+                unread = self._index.unread()
             if unread is None:
                 return []
             start, end = unread
@@ -253,19 +255,19 @@ class Spool:
                     break
             with self._changed:
                 if batch:
-                    self._shelf.read_position = batch[-1].end
+                    self._index.read_position = batch[-1].end
                     return batch
                 # Or reading would try it for ever.
-                self._shelf.skip_torn(start, Position(start.segment, end))
+                self._index.skip_torn(start, Position(start.segment, end))
 
     def _forget_in(self, number: int, size: int, *, person: Person) -> int:
         with self._changed:
-            cursor = self._shelf.cursor
+            cursor = self._index.cursor
         found = forget_in_segment(self._folder, number, end=size, person=person, cursor=cursor)
         if found is None:
             return 0
         with self._changed:
-            self._shelf.resize(number, found.size, cursor=found.cursor)
+            self._index.resize(number, found.size, cursor=found.cursor)
             self._num_shipped += found.num_waiting
         return found.num_records
 
@@ -278,10 +280,10 @@ class Spool:
     def _drop(self, *, retain_bytes: int, retain_s: float, reason: str) -> int:
         """Delete shipped segments over these bounds; how many bytes."""
         with self._changed:
-            shipped = self._shelf.shipped()
+            shipped = self._index.shipped()
         # Looking at files holds up nobody.
         ages_s = {number: _age_s(segment_path(self._folder, number)) for number in shipped}
-        numbers = victims(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s)
+        numbers = choose_evictions(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s)
         return sum(shipped[number] for number in self._delete(numbers, reason=reason))
 
     def _delete(self, numbers: Collection[int], *, reason: str) -> list[int]:
@@ -292,12 +294,12 @@ class Spool:
                 segment_path(self._folder, number).unlink(missing_ok=True)
             except OSError:
                 # Full, where deleting takes space too, or read-only.
-                self._metrics.write_failures.inc()
+                self._metrics.spool.write_failures.inc()
                 logger.exception("a shipped segment cannot be deleted")
                 continue
             with self._changed:
-                self._shelf.take(number)
-            self._metrics.dropped_segments.labels(reason).inc()
+                self._index.take(number)
+            self._metrics.spool.dropped_segments.labels(reason).inc()
             deleted.append(number)
         return deleted
 

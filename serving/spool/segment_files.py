@@ -64,6 +64,16 @@ def segment_numbers(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())
 
 
+def remove_temporary_files(folder: Path) -> None:
+    """Delete what a process left that was killed while it replaced a file of a spool.
+
+    It may hold events of users, and no later erasure would look into it. Only for the process that
+    has locked the folder.
+    """
+    for path in folder.glob("*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def read_segment(folder: Path, start: Position, *, end: int) -> Iterator[Stored]:
     """Records from `start` up to byte `end` of that segment.
 

@@ -56,7 +56,7 @@ class Shipper:
         while not self._stopping.is_set():
             try:
                 self._spool.reread()
-                self._spool.forget_asked()
+                self._spool.handle_forget_requests()
                 with contextlib.closing(self._connect()) as log:
                     self._ship(log)
                     backoff_s = _MIN_BACKOFF_S
@@ -74,7 +74,7 @@ class Shipper:
             self._ship_again(topic_ids)
         while not self._stopping.is_set():
             self._note_health()
-            self._spool.forget_asked()
+            self._spool.handle_forget_requests()
             batch = self._spool.read(
                 max_records=self._config.ship_batch,
                 max_bytes=_BATCH_BYTES,
@@ -92,7 +92,7 @@ class Shipper:
                 topic_ids = topic_ids_after
                 self._ship_again(topic_ids)
             elif batch:
-                self._metrics.shipped.inc(len(batch))
+                self._metrics.shipping.shipped.inc(len(batch))
                 self._spool.ack(batch, topic_ids=topic_ids, ends=ends)
             else:
                 self._spool.prune()
@@ -101,7 +101,7 @@ class Shipper:
                 self._stopping.wait(self._config.ship_linger_s)
 
     def _ship_again(self, topic_ids: dict[str, str]) -> None:
-        self._metrics.reshipped.inc()
+        self._metrics.shipping.reshipped.inc()
         logger.warning("the log came back empty: what is kept is shipped again")
         self._spool.rewind(topic_ids=topic_ids)
 
@@ -111,7 +111,7 @@ class Shipper:
             self.fault = None
 
     def _note_fault(self, fault: str) -> None:
-        self._metrics.ship_failures.inc()
+        self._metrics.shipping.ship_failures.inc()
         if self.fault is None or self.fault == "not connected yet":
             logger.warning("the event log is away, events are kept", extra={"fault": fault})
         self.fault = fault

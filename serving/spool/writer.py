@@ -13,7 +13,7 @@ from onlinerl.serving.interaction.events import Record
 from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.spool.appender import Appender
 from onlinerl.serving.spool.segment_files import pack
-from onlinerl.serving.spool.shelf import Shelf
+from onlinerl.serving.spool.segment_index import SegmentIndex
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class SpoolWriter:
     again they are stored.
 
     Args:
-        shelf: is told of every segment and its size, under `changed`.
-        changed: guards everything here and the shelf; notified of every change.
+        index: is told of every segment and its size, under `changed`.
+        changed: guards everything here and the index; notified of every change.
         make_room: called when the disk is full; deletes what can be done without.
     """
 
@@ -44,13 +44,13 @@ class SpoolWriter:
         folder: Path,
         config: SpoolConfig,
         *,
-        shelf: Shelf,
+        index: SegmentIndex,
         changed: threading.Condition,
         make_room: Callable[[], None],
         metrics: GatewayMetrics,
     ) -> None:
         self._config = config
-        self._shelf = shelf
+        self._index = index
         self._changed = changed
         self._make_room = make_room
         self._metrics = metrics
@@ -115,7 +115,7 @@ class SpoolWriter:
             logger.error("events are lost: the disk takes none", extra={"num_events": num_lost})
 
     def _check_room(self, size: int) -> None:
-        config, backlog = self._config, self._shelf.backlog_bytes
+        config, backlog = self._config, self._index.backlog_bytes
         if self._closing:
             raise SpoolFull("the spool is closed")
         if size > config.max_event_bytes:
@@ -174,28 +174,28 @@ class SpoolWriter:
         if not batch:
             return
         if not self._appender.is_open:
-            self._appender.begin(self._shelf.next_number)
+            self._appender.begin(self._index.next_number)
             with self._changed:
                 # Known from its first byte on, or a rewind could miss what is being written.
-                self._shelf.begin()
+                self._index.begin()
         data = b"".join(piece for piece, _ in batch)
         self._appender.append(data)
         with self._changed:
-            self._shelf.grow(len(data))
+            self._index.grow(len(data))
             for _, on_stored in batch:
                 self._queue.popleft()
                 self._num_awaited -= on_stored is not None
             self._queued_bytes -= len(data)
             self.num_stored += len(batch)
             self._changed.notify_all()
-        self._metrics.spooled.inc(len(batch))
+        self._metrics.spool.spooled.inc(len(batch))
         for _, on_stored in batch:
-            _call(on_stored)
+            self._call(on_stored)
 
     def _end_due_segment(self) -> None:
         """Close a segment that is full, old, or asked to be closed."""
         with self._changed:
-            is_full = self._shelf.open_bytes >= self._config.segment_bytes
+            is_full = self._index.open_bytes >= self._config.segment_bytes
             is_asked = self._rolling and not self._queue
         # Segments also end by age, or a quiet gateway would keep old events for ever.
         is_old = self._appender.age_s > max(self._config.retain_s / 4, _WAKE_S)
@@ -211,17 +211,17 @@ class SpoolWriter:
             self._appender.end()
         finally:
             with self._changed:
-                self._shelf.close()
+                self._index.close()
 
     def _note_fault(self, error: OSError) -> None:
         """What was not written stays queued; when the queue is full `put` says so."""
-        self._metrics.write_failures.inc()
+        self._metrics.spool.write_failures.inc()
         if self.fault is None:
             logger.error("the spool cannot be written, events wait in memory", exc_info=error)
         self.fault = str(error)
         if not self._appender.is_open:
             with self._changed:
-                self._shelf.close()
+                self._index.close()
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             self._make_room()
 
@@ -230,10 +230,11 @@ class SpoolWriter:
             logger.info("the spool can be written again")
             self.fault = None
 
-
-def _call(on_stored: _OnStored) -> None:
-    try:
-        if on_stored is not None:
-            on_stored()
-    except Exception:
-        logger.exception("a record was stored and nobody could be told")
+    def _call(self, on_stored: _OnStored) -> None:
+        try:
+            if on_stored is not None:
+                on_stored()
+        except Exception:
+            # A caller's fault must not end the thread that stores everybody's events.
+            self._metrics.spool.callback_failures.inc()
+            logger.exception("an event was stored, but its caller could not be told")

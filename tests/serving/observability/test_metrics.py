@@ -7,16 +7,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from onlinerl.errors import EngineRefused
 from onlinerl.serving.config import LimitsConfig
-from onlinerl.serving.observability.metrics import MAX_VERSIONS, GatewayMetrics
+from onlinerl.serving.observability.answer_metrics import MAX_VERSIONS
+from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from tests.serving.world import Caller, body, make_world
 
 
 def answered(metrics: GatewayMetrics, version: str, *, num_tokens: int = 3) -> None:
-    metrics.count_answer(
+    metrics.answers.count(
         policy_version=version, num_prompt_tokens=7, choices=[("stop", num_tokens)]
     )
-    metrics.observe_times(
+    metrics.answers.observe_times(
         policy_version=version, ttft_s=0.2, latency_s=0.6, num_tokens=num_tokens, overhead_s=0.003
     )
 

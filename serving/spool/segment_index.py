@@ -11,7 +11,7 @@ from onlinerl.serving.spool.cursor import Cursor
 from onlinerl.serving.spool.segment_files import Position
 
 
-class Shelf:
+class SegmentIndex:
     """A segment is OPEN while it is written to, then CLOSED, then shipped, then taken away.
 
     `cursor` is before everything that is not shipped, `read_position` before everything that is not
@@ -178,7 +178,7 @@ class Shelf:
         return total - (position.offset if position.segment in self._sizes else 0)
 
 
-def victims(
+def choose_evictions(
     shipped: Mapping[int, int],
     ages_s: Mapping[int, float],
     *,
