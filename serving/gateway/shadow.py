@@ -90,7 +90,7 @@ class Shadows:
         outcome = "failed"
         try:
             async with asyncio.timeout(self._config.shadow_timeout_s):
-                await after.began.wait()
+                await after.has_begun.wait()
                 outcome = await self._answer_now(exchange, requests)
         except EngineFailed as error:
             # What an engine says about a request may quote it.

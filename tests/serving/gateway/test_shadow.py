@@ -21,7 +21,7 @@ async def make_shadowed(
     """The champion on one engine, version 14 as shadow on the other."""
     world = make_world(renderer, num_engines=2, **config)
     world.engines[0].version, world.engines[1].version = "assistant/12", "assistant/14"
-    world.gateway.router.decide(
+    world.gateway.router.set_arms(
         Arms(
             canary=Target(arm="canary", version=13, share=canary) if canary is not None else None,
             shadow=Target(arm="shadow", version=14, share=share),

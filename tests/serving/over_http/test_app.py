@@ -241,7 +241,7 @@ async def test_the_choice_that_ends_last_tells_what_the_engine_serves(
 async def test_the_prefix_cache_is_salted_by_tenant_and_version(world: World) -> None:
     await ask(world, key=KEY)
     await ask(world, key=OTHER_KEY)
-    world.gateway.pool.saw(world.gateway.pool.replicas[0], "assistant/2")
+    world.gateway.pool.note_version(world.gateway.pool.replicas[0], "assistant/2")
     await ask(world, key=KEY)
 
     salts = [request.cache_salt for request in world.engine.requests]

@@ -31,7 +31,7 @@ async def test_an_answer_comes_through_as_the_engine_gives_it() -> None:
     assert tokens_of(chunks) == TOKENS
     assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + ["stop"]
     assert spans_of(chunks[-1]) == [("assistant/1", 0, 6)]
-    assert route.began.is_set()
+    assert route.has_begun.is_set()
 
 
 async def test_an_engine_that_is_gone_before_the_first_token_is_replaced() -> None:
@@ -73,7 +73,7 @@ async def test_a_replica_of_the_same_version_is_asked_before_any_other() -> None
     for session in range(30):
         route = fleet.route(f"s{session}")
         tried = {route.replica}
-        other = fleet.router.alternative(route, tried=tried)
+        other = fleet.router.choose_alternative(route, tried=tried)
         assert other is not None
         if route.version == "assistant/1":
             assert other.version == "assistant/1"
@@ -145,6 +145,17 @@ async def test_requests_of_one_answer_that_fail_together_move_to_one_replica() -
     fleet = await make_fleet("assistant/1", "assistant/1", "assistant/1")
     route = fleet.route()
     next(engine for engine in fleet.engines if engine.url == route.url).failure = GONE
+    answers = await asyncio.gather(*(sampled(route, ask(f"r{n}")) for n in range(4)))
+
+    assert all(tokens_of(chunks) == TOKENS for chunks in answers)
+    assert sorted(len(engine.requests) for engine in fleet.engines) == [0, 4, 4]
+
+
+async def test_completions_that_lose_one_replica_together_move_to_another() -> None:
+    fleet = await make_fleet("assistant/1", "assistant/1", "assistant/1")
+    route = fleet.route()
+    lost = next(engine for engine in fleet.engines if engine.url == route.url)
+    lost.failure = EngineDisconnected("the connection broke")
     answers = await asyncio.gather(*(sampled(route, ask(f"r{n}")) for n in range(4)))
 
     assert all(tokens_of(chunks) == TOKENS for chunks in answers)
@@ -286,7 +297,7 @@ async def test_what_this_gateway_aborted_is_not_gone_on_with() -> None:
     route = fleet.route()
     asking = asyncio.create_task(sampled(route))
     async with asyncio.timeout(60):
-        while not route.began.is_set():
+        while not route.has_begun.is_set():
             await asyncio.sleep(0.001)
     await route.abort("r")
     chunks = await asking
@@ -345,7 +356,7 @@ async def test_an_adapter_is_asked_by_name_and_its_name_is_the_version() -> None
     fleet = await make_fleet("assistant/1")
     (engine,) = fleet.engines
     engine.loaded = frozenset({"assistant@13"})
-    fleet.router.decide(adapter_arms())
+    fleet.router.set_arms(adapter_arms())
     await fleet.look()
     route = fleet.route()
     chunks = await sampled(route)
@@ -365,7 +376,7 @@ async def test_an_adapter_whose_base_changed_below_it_has_no_version() -> None:
         VersionSpan(version="assistant/1", start=0, end=3),
         VersionSpan(version="assistant/2", start=3, end=6),
     ]
-    fleet.router.decide(adapter_arms())
+    fleet.router.set_arms(adapter_arms())
     await fleet.look()
     chunks = await sampled(fleet.route())
 

@@ -21,32 +21,32 @@ def health() -> Health:
 def test_three_late_looks_in_a_row_eject_and_two_do_not() -> None:
     replica = health()
 
-    assert [replica.failed(1) for _ in range(4)] == [False, False, True, False]
+    assert [replica.note_failure(1) for _ in range(4)] == [False, False, True, False]
     assert replica.is_out
 
 
 def test_a_good_look_or_a_served_request_makes_up_for_late_looks() -> None:
     replica = health()
     for _ in range(2):
-        replica.failed(1)
-        replica.failed(1)
-        replica.looked_good(is_needed=False)
-        replica.failed(1)
-        replica.failed(1)
-        replica.answered()
-    replica.failed(1)
+        replica.note_failure(1)
+        replica.note_failure(1)
+        replica.note_good_look(is_needed=False)
+        replica.note_failure(1)
+        replica.note_failure(1)
+        replica.note_answer()
+    replica.note_failure(1)
 
     assert not replica.is_out
 
 
 def test_an_ejected_replica_returns_after_two_good_looks_in_a_row() -> None:
     replica = health()
-    replica.failed(3)
-    replica.looked_good(is_needed=False)
-    replica.failed(1)
-    replica.looked_good(is_needed=False)
+    replica.note_failure(3)
+    replica.note_good_look(is_needed=False)
+    replica.note_failure(1)
+    replica.note_good_look(is_needed=False)
     after_one = replica.is_out
-    replica.looked_good(is_needed=False)
+    replica.note_good_look(is_needed=False)
 
     assert after_one
     assert not replica.is_out
@@ -54,16 +54,16 @@ def test_an_ejected_replica_returns_after_two_good_looks_in_a_row() -> None:
 
 def test_one_good_look_is_enough_when_nothing_else_serves() -> None:
     replica = health()
-    replica.failed(3)
-    replica.looked_good(is_needed=True)
+    replica.note_failure(3)
+    replica.note_good_look(is_needed=True)
 
     assert not replica.is_out
 
 
 def test_an_answer_that_was_on_its_way_does_not_bring_a_replica_back() -> None:
     replica = health()
-    replica.failed(3)
-    replica.answered()
+    replica.note_failure(3)
+    replica.note_answer()
 
     assert replica.is_out
 
@@ -98,13 +98,13 @@ def test_a_replica_is_out_only_after_enough_failures_without_a_good_answer(
     for event in events:
         was_out = replica.is_out
         if event == "late":
-            replica.failed(1)
+            replica.note_failure(1)
             in_a_row += 1
         elif event == "good":
-            replica.looked_good(is_needed=False)
+            replica.note_good_look(is_needed=False)
             in_a_row = 0
         else:
-            replica.answered()
+            replica.note_answer()
             in_a_row = 0 if not was_out else in_a_row
         if replica.is_out and not was_out:
             assert in_a_row >= 3

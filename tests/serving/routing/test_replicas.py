@@ -26,7 +26,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_nothing_serves_before_the_first_look() -> None:
     fleet = await make_fleet("assistant/1")
-    fleet.router.pool.replicas[0].told = None
+    fleet.router.pool.replicas[0].reported_version = None
     fleet.router.pool.replicas[0].reason = "not looked at yet"
 
     with pytest.raises(RequestRefused, match="not looked at yet") as caught:
@@ -135,7 +135,9 @@ async def test_an_engine_leaves_and_returns_while_it_is_watched() -> None:
     assert fleet.route().version == "assistant/2"
 
 
-async def test_a_bug_in_a_look_does_not_end_the_watch() -> None:
+async def test_a_bug_in_a_look_is_counted_and_does_not_end_the_watch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fleet = await make_fleet("assistant/1")
     pool, (engine,) = fleet.router.pool, fleet.engines
     good = engine.weight_version
@@ -152,6 +154,9 @@ async def test_a_bug_in_a_look_does_not_end_the_watch() -> None:
     engine.version = "assistant/2"
     await until(lambda: pool.versions() == ["assistant/2"])
     await pool.close()
+
+    assert fleet.count("routing_faults_total", loop="replicas") == len(seen)
+    assert caplog.text.count("checking a replica failed") == 1
 
 
 async def test_readiness_and_metrics_tell_of_every_replica() -> None:
