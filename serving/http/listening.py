@@ -31,8 +31,8 @@ EXPOSED_HEADERS = (
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket; 0 takes a free port.
+def open_listener(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind a socket, and close it at the end; port 0 takes a free port.
 
     Raises:
         ConfigError: when the port is taken or the address is not of this machine.

@@ -98,7 +98,7 @@ class WeightStage:
             with self._lock:
                 self._staged = staged
 
-        # Whatever was staged before is dropped first, so that a commit can mean one version only.
+        # What was staged before is dropped first, so that a commit can mean one version only.
         self._start(
             job, before=lambda: self._forget(target=request.version), target=request.version
         )
