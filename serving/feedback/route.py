@@ -7,7 +7,7 @@ from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.feedback.desk import FeedbackDesk
 from onlinerl.serving.http.asgi import read_json, send_json
 from onlinerl.serving.http.protocol_route import CONSENT_HEADER, Door
-from onlinerl.serving.interaction.caller import narrowed
+from onlinerl.serving.interaction.caller import narrow_consent
 
 
 class FeedbackRoute:
@@ -22,7 +22,7 @@ class FeedbackRoute:
         """Take one feedback or a list; 200 also for an identical retry."""
         headers = Headers(scope=scope)
         caller = self._door.keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
-        consent = narrowed(caller.consent, headers.get(CONSENT_HEADER))
+        consent = narrow_consent(caller.consent, headers.get(CONSENT_HEADER))
         with self._door.admission.enter(caller, is_rated=False):
             body = await read_json(scope, receive, config=self._config)
             answer = await self._desk.take(body, caller=caller, consent=consent)

@@ -111,8 +111,8 @@ class WireRoute:
     async def _whole(
         self, exchange: Exchange, answer: Answer, *, limits: Mapping[str, str], send: Send
     ) -> bool:
-        outcomes = await answer.whole()
-        if answer.left:
+        outcomes = await answer.wait_outcomes()
+        if answer.has_left:
             return False
         fault = await self._keep(exchange, outcomes)
         if fault is not None:
@@ -141,15 +141,15 @@ class WireRoute:
                 data = head + b"".join([writer.write(piece) for piece in batch])
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-            outcomes = await answer.whole()
+            outcomes = await answer.wait_outcomes()
         except EngineFailed as failure:
-            if answer.left:
+            if answer.has_left:
                 return False
             if writer is None:
                 raise
             await _end(send, writer.fail(failure))
             return False
-        if answer.left or writer is None:
+        if answer.has_left or writer is None:
             return False
         fault = await self._keep(exchange, outcomes)
         await _end(send, writer.close(outcomes) if fault is None else writer.fail(fault))

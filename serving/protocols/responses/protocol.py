@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from onlinerl.errors import EngineFailed, RequestRefused, ServiceUnavailable
-from onlinerl.serving.interaction.caller import narrowed
+from onlinerl.serving.interaction.caller import narrow_consent
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.ids import session_of
 from onlinerl.serving.interaction.pieces import Outcome
@@ -140,7 +140,7 @@ class ResponsesWire:
 
     def _stores(self, body: ResponsesBody, asked: Asked) -> bool:
         """Whether the response is kept: yes unless the caller, or its consent, says no."""
-        consent = narrowed(asked.caller.consent, asked.headers.get("x-onlinerl-consent"))
+        consent = narrow_consent(asked.caller.consent, asked.headers.get("x-onlinerl-consent"))
         possible = consent != "none" and asked.config.responses.max_rows > 0
         if body.store and not possible:
             why = "consent is none" if consent == "none" else "[gateway.responses].max_rows is 0"
