@@ -104,7 +104,7 @@ async def serve_gateway(process: GatewayProcess) -> None:
     from onlinerl.rollout_store.user_hash import UserHasher
     from onlinerl.serving.access.auth import Keyring
     from onlinerl.serving.access.key_file import keys_of_environment, load_keys
-    from onlinerl.serving.http.listening import open_listener, tls_context
+    from onlinerl.serving.http.listener import open_listener, tls_context
     from onlinerl.serving.rendering.loading import load_renderer
 
     config, environment = process.config, process.environment
@@ -200,7 +200,7 @@ async def _serve(
 
     from onlinerl.serving.http.bounded_http import bounded_http
     from onlinerl.serving.http.drain import Drain, DrainingServer, ReadinessGate
-    from onlinerl.serving.http.listening import with_cors
+    from onlinerl.serving.http.listener import with_cors
 
     drain = Drain()
     server = DrainingServer(

@@ -33,7 +33,7 @@ from onlinerl.serving.http.asgi import (
     json_response,
 )
 from onlinerl.serving.http.idempotency import Idempotency
-from onlinerl.serving.http.protocol_route import Door, WireRoute
+from onlinerl.serving.http.protocol_route import EntryChecks, WireRoute
 from onlinerl.serving.protocols.chat.protocol import ChatWire
 from onlinerl.serving.protocols.chat.text_completions import CompletionsWire
 from onlinerl.serving.protocols.messages.count_tokens import CountTokensRoute
@@ -67,7 +67,7 @@ def create_app(
         responses: what the responses protocol keeps; None does not serve that protocol.
     """
     config, metrics = gateway.config, gateway.metrics
-    door = Door(
+    checks = EntryChecks(
         keyring=keyring,
         admission=Admission(config.limits, metrics=metrics),
         idempotency=Idempotency(config.idempotency, metrics=metrics),
@@ -84,7 +84,7 @@ def create_app(
         **{
             path: (
                 "POST",
-                GuardedRoute(WireRoute(wire, gateway=gateway, door=door), envelope=wire.error),
+                GuardedRoute(WireRoute(wire, gateway=gateway, checks=checks), envelope=wire.error),
             )
             for path, wire in spoken.items()
         },
@@ -92,11 +92,11 @@ def create_app(
         **_stored_responses(responses, keyring=keyring),
         "/v1/messages/count_tokens": (
             "POST",
-            GuardedRoute(CountTokensRoute(gateway, door), envelope=anthropic_error),
+            GuardedRoute(CountTokensRoute(gateway, checks), envelope=anthropic_error),
         ),
         "/v1/feedback": (
             "POST",
-            GuardedRoute(FeedbackRoute(feedback, door, config=config)),
+            GuardedRoute(FeedbackRoute(feedback, checks, config=config)),
         ),
         "/v1/models": ("GET", GuardedRoute(ModelsRoute(gateway, keyring))),
         "/health/live": ("GET", _live),
