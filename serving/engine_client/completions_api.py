@@ -1,6 +1,6 @@
-"""What vLLM writes, as values of ours. Pure functions of bytes.
+"""Parses what vLLM sends into our values. Pure functions of bytes.
 
-`parse_chunk` runs once per sampled token, so its JSON is decoded straight into what is used of it.
+`parse_chunk` runs once per sampled token, so its JSON is decoded straight into the fields in use.
 """
 
 import json
@@ -64,9 +64,9 @@ _EVENTS = msgspec.json.Decoder(_Event)
 
 
 def parse_chunk(data: bytes, *, num_top: int = 0) -> Chunk:
-    """The first choice of an event of `/inference/v1/generate`, or the usage that ends a stream.
+    """Parse an event of `/inference/v1/generate`: its first choice, or the usage after it.
 
-    An answer that does not stream has the same form, with everything in it.
+    An answer that is not streamed has the same form and holds everything.
 
     Args:
         data: JSON.
@@ -130,7 +130,7 @@ def slice_chunk(chunk: Chunk, *, size: int) -> list[Chunk]:
 
 
 def _is_even(chunk: Chunk) -> bool:
-    """Whether every token has its own entries, so that those of the next chunk follow them."""
+    """Whether every token has its own entries, so that another chunk's entries can follow."""
     num_tokens = len(chunk.token_ids)
     return (
         len(chunk.logprobs) == num_tokens
@@ -164,7 +164,7 @@ def _logprobs(content: Sequence[_Entry], token_ids: Sequence[int]) -> list[float
 
 
 def _top(entry: _Entry, *, num_top: int) -> list[TopLogprob]:
-    """By rank. vLLM puts the sampled token first, whether it is among the most likely or not."""
+    """The alternatives by rank; vLLM puts the sampled token first whatever its rank is."""
     ranked = sorted(
         (each.rank, each.token_id, each.logprob)
         for each in entry.top_logprobs or ()
@@ -217,7 +217,7 @@ def adapters(body: bytes, *, base: str) -> frozenset[str]:
 
 
 def error_message(body: bytes, *, status: int) -> str:
-    """Why an engine refused, in its own words where it gives any."""
+    """Why an engine refused: its own message, or else its status."""
     try:
         return _message(json.loads(body))
     except (ValueError, TypeError, AttributeError):

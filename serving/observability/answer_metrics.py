@@ -1,4 +1,4 @@
-"""What is counted of answers: how they ended, how many tokens they had, how long they took."""
+"""Metrics of answers: how they ended, how many tokens they had, how long they took."""
 
 from collections.abc import Iterable
 
@@ -56,9 +56,9 @@ class AnswerMetrics:
         """Count an answer that has ended.
 
         Args:
-            policy_version: what sampled its first token, as far as the engine told.
-            num_prompt_tokens: tokens of its prompt.
-            choices: finish reason and number of tokens of every completion.
+            policy_version: Version that sampled its first token.
+            num_prompt_tokens: Tokens of its prompt.
+            choices: Finish reason and number of tokens of every completion.
         """
         version = self._versions.of(policy_version)
         self.tokens.labels("prompt", version).inc(num_prompt_tokens)
@@ -75,14 +75,14 @@ class AnswerMetrics:
         num_tokens: int,
         overhead_s: float | None = None,
     ) -> None:
-        """Note how long an answer took that had at least one token.
+        """Observe how long an answer with at least one token took.
 
         Args:
-            policy_version: what sampled its first token, as far as the engine told.
-            ttft_s: arrival to first token; None for an answer that came whole.
-            latency_s: arrival to last token.
-            num_tokens: tokens of its longest completion.
-            overhead_s: what of its time was not spent waiting for the engine; None if not known.
+            policy_version: Version that sampled its first token.
+            ttft_s: Seconds from arrival to first token; None for an answer that came whole.
+            latency_s: Seconds from arrival to last token.
+            num_tokens: Tokens of its longest completion.
+            overhead_s: Seconds that were not spent waiting for the engine; None if not known.
         """
         version = self._versions.of(policy_version)
         self._times.latency.labels(version).observe(latency_s)

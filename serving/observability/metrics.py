@@ -1,4 +1,4 @@
-"""Everything that the gateway counts. Each group of metrics has its names and units in one file."""
+"""All metrics of the gateway; each group has its names and units in one file."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 

@@ -1,4 +1,4 @@
-"""What routing counts: replicas, arms and shadows, with names and units in one place."""
+"""Metrics of routing: replicas, arms and shadows."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 

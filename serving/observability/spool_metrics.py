@@ -1,4 +1,4 @@
-"""What is counted of events on their way to the event log."""
+"""Metrics of events on their way to the event log."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
