@@ -1,4 +1,4 @@
-"""Asks the tables how far they are: what they hold needs no keeping for a log that gets lost."""
+"""Asks the tables how far they are: the spool need not keep events that the tables hold."""
 
 import logging
 import threading
@@ -14,13 +14,13 @@ from onlinerl.serving.spool.queue import Spool
 logger = logging.getLogger(__name__)
 
 StoredOffsets = Callable[[Collection[TopicIdPartition]], Mapping[TopicIdPartition, int]]
-"""Up to which offset the tables hold partitions; one that they do not know is left out."""
+"""Gives the offset up to which the tables hold each partition; unknown partitions are left out."""
 
 
 class Confirmation:
-    """Looks each `every_s`, in a thread of its own.
+    """Asks the tables each `every_s` seconds, in a thread of its own.
 
-    While the tables are away or far behind, the spool keeps what it shipped up to its bounds.
+    While the tables are away or far behind, the spool keeps shipped events up to its bounds.
     """
 
     def __init__(
@@ -32,19 +32,19 @@ class Confirmation:
         self._metrics = metrics
         self._faults = FaultStreak()
         self._stopping = threading.Event()
-        # A store that hangs must not keep the process from ending.
+        # A daemon thread, so that a store that hangs does not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="confirmation", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to ask."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more; a look that hangs is left behind."""
+        """Stop asking; a call that hangs is left to its daemon thread."""
         self._stopping.set()
 
     def look(self) -> None:
-        """Look once; a failure confirms nothing."""
+        """Ask once; a failure confirms nothing."""
         partitions = self._spool.shipped_to()
         if not partitions:
             return
@@ -68,18 +68,18 @@ class Confirmation:
 
 
 def stored_in(store: DeltaStore) -> StoredOffsets:
-    """What ingest stored with the rows; nothing where it has not created the tables."""
+    """The offsets that ingest stored with its rows; none while the tables do not exist."""
 
     def stored(partitions: Collection[TopicIdPartition]) -> dict[TopicIdPartition, int]:
-        found: dict[TopicIdPartition, int] = {}
+        ends: dict[TopicIdPartition, int] = {}
         for topic, table in TABLE_OF.items():
-            asked = [place for place in partitions if place.topic == topic]
+            places = [place for place in partitions if place.topic == topic]
             with storage_errors(f"look up how far table {table} is"):
-                if not asked or not store.exists(table):
+                if not places or not store.exists(table):
                     continue
-                offsets = store.transaction_versions(table, [place.app_id for place in asked])
-            known = {place: offsets[place.app_id] for place in asked}
-            found |= {place: end for place, end in known.items() if end is not None}
-        return found
+                offsets = store.transaction_versions(table, [place.app_id for place in places])
+            known = {place: offsets[place.app_id] for place in places}
+            ends |= {place: end for place, end in known.items() if end is not None}
+        return ends
 
     return stored

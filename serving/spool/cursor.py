@@ -1,4 +1,4 @@
-"""How far the spool was shipped, and to which incarnation of the topics. Survives a crash."""
+"""How far the spool was shipped, and to which incarnation of the topics; stored in a file."""
 
 import json
 import logging
@@ -15,14 +15,14 @@ _NAME = "cursor.json"
 
 @dataclass(frozen=True)
 class Cursor:
-    """Everything before `position` was acknowledged by the topics with `topic_ids`."""
+    """Everything before `position` was acknowledged by the topics with the ids `topic_ids`."""
 
     position: Position
     topic_ids: dict[str, str] = field(default_factory=dict)
 
 
 def load_cursor(folder: Path) -> Cursor | None:
-    """The stored cursor; None when there is none, or none that can be read."""
+    """The stored cursor; None when there is none or it cannot be read."""
     path = folder / _NAME
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def load_cursor(folder: Path) -> Cursor | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
-        # Shipping everything again is safe: ingest knows what it has.
+        # Everything is then shipped again, which is safe: ingest stores each event once.
         logger.error("the spool's cursor cannot be read", extra={"path": str(path)})
         return None
 

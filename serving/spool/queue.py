@@ -1,7 +1,7 @@
 """The bounded disk queue between requests and the event log.
 
-Nobody waits for a disk here: `put` leaves a record in memory, `SpoolWriter` stores it, and the
-shipper reads it back.
+Requests never wait for the disk: `put` queues a record in memory, the thread of `SpoolWriter`
+stores it, and the shipper reads it back.
 """
 
 import logging
@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from typing_extensions import override
+
 from onlinerl.rollout_store.event_log import TopicIdPartition
 from onlinerl.serving.config import SpoolConfig
-from onlinerl.serving.interaction.events import Record
+from onlinerl.serving.interaction.events import EventSink, Record
 from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.spool.cursor import load_cursor, store_cursor
 from onlinerl.serving.spool.forgetting import (
@@ -38,18 +40,19 @@ from onlinerl.serving.spool.writer import SpoolWriter
 logger = logging.getLogger(__name__)
 
 _ROLL_S = 5.0
-"""For the writer to store what is queued before a user is forgotten."""
+"""Seconds for the writer to store what is queued before a user is forgotten."""
 
 
-class Spool:
+class Spool(EventSink):
     """Records on their way to the log.
 
     QUEUED (memory, `put`) -> STORED (segment file, writer thread; a killed process loses nothing)
     -> SHIPPED (`ack`, shipper thread) -> DROPPED (the tables hold it, `retain_bytes` or `retain_s`
     is exceeded, or the disk is full).
 
-    Bounded by `queue_events`, `queue_bytes` and `max_bytes`. `put` and `confirm` may be called from
-    any thread, what else changes something by the shipper's only. One process per folder.
+    It is bounded by `queue_events`, `queue_bytes` and `max_bytes`. Any thread may call `put` and
+    `confirm`; only the shipper's thread may call the other methods that change something. Only one
+    process may use a folder.
 
     Raises:
         LeaseHeld: when another process uses the folder.
@@ -68,7 +71,7 @@ class Spool:
         self._stored: Mapping[TopicIdPartition, int] = {}
         self._warned_requests: set[str] = set()
         """Requests to forget a user that cannot be read and that a warning was logged for."""
-        # Behind zero by what lay on disk at the start: shipped records of this process count up.
+        # Negative by the records on disk at the start, so that shipping them counts up to zero.
         self._num_shipped = -self._count_waiting()
         self._writer = SpoolWriter(
             folder,
@@ -91,37 +94,33 @@ class Spool:
     def num_waiting(self) -> int:
         """Events in memory and on disk that are not shipped."""
         with self._changed:
-            # What is torn was counted and is never shipped.
+            # A torn tail was counted as stored and is never shipped.
             on_disk = self._writer.num_stored - self._num_shipped
             return self._writer.num_queued + (on_disk if self._index.backlog_bytes else 0)
 
     @property
     def topic_ids(self) -> dict[str, str]:
-        """The incarnations of the topics that took what is shipped."""
+        """The ids of the topics that took the shipped records."""
         with self._changed:
             return dict(self._index.cursor.topic_ids)
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that was put is shipped."""
+        """Whether every record that was put is shipped."""
         with self._changed:
             return self._writer.num_queued == 0 and self._index.backlog_bytes == 0
 
     @property
     def fault(self) -> str | None:
-        """Why nothing can be written; None while the disk takes records."""
+        """Why the disk takes no records; None while it does."""
         return self._writer.fault
 
+    @override
     def put(self, record: Record, *, on_stored: Callable[[], None] | None = None) -> None:
-        """Queue a record; never waits for a disk.
-
-        Raises:
-            SpoolFull: at a bound, for a record over `max_event_bytes`, or after `close`.
-        """
         self._writer.put(record, on_stored=on_stored)
 
     def read(self, *, max_records: int, max_bytes: int, timeout_s: float) -> list[Stored]:
-        """The records after those that were read before; waits for the first, up to `timeout_s`."""
+        """Read the next records; wait up to `timeout_s` seconds for the first."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._index.unread_bytes or self._writer.is_closing, timeout_s
@@ -129,13 +128,13 @@ class Spool:
         batch: list[Stored] = []
         size = 0
         while len(batch) < max_records and size < max_bytes:
-            found = self._read_some(
+            records = self._read_some(
                 max_records=max_records - len(batch), max_bytes=max_bytes - size
             )
-            if not found:
+            if not records:
                 break
-            batch += found
-            size += sum(len(stored.record.value) for stored in found)
+            batch += records
+            size += sum(len(stored.record.value) for stored in records)
         return batch
 
     def ack(
@@ -145,12 +144,12 @@ class Spool:
         topic_ids: Mapping[str, str],
         ends: Mapping[TopicIdPartition, int],
     ) -> None:
-        """The log took a batch, which was read after everything that was acknowledged before.
+        """Note that the log took a batch; batches are acknowledged in the order of reading.
 
         Args:
-            batch: what `read` returned.
-            topic_ids: of the topics that took it.
-            ends: offsets after the last record of the batch, by partition.
+            batch: What `read` returned.
+            topic_ids: Ids of the topics that took it.
+            ends: Offsets after the last record of the batch, by partition.
         """
         with self._changed:
             self._index.ship(batch[-1].end, topic_ids=topic_ids, ends=ends)
@@ -159,12 +158,12 @@ class Spool:
         self.prune()
 
     def reread(self) -> None:
-        """Read again what was read and not acknowledged."""
+        """Go back to the first record that was not acknowledged."""
         with self._changed:
             self._index.read_position = self._index.cursor.position
 
     def rewind(self, *, topic_ids: Mapping[str, str]) -> None:
-        """The log came back empty: everything that is kept is to be shipped again."""
+        """Ship all records on disk again, because the log lost its data."""
         with self._changed:
             self._index.rewind(topic_ids=topic_ids)
             num_stored = self._writer.num_stored
@@ -172,17 +171,17 @@ class Spool:
         self._store_cursor()
 
     def shipped_to(self) -> set[TopicIdPartition]:
-        """Where the records went that are kept for the case that the log loses them."""
+        """The partitions that hold shipped records which are still kept here."""
         with self._changed:
             return self._index.partitions()
 
     def confirm(self, stored: Mapping[TopicIdPartition, int]) -> None:
-        """The tables hold every record before these offsets, so they need not be kept."""
+        """Note that the tables hold every record before these offsets, which need not be kept."""
         with self._changed:
             self._stored = dict(stored)
 
     def prune(self) -> None:
-        """Drop shipped segments that the tables hold, over `retain_bytes` or `retain_s` old."""
+        """Delete shipped segments that the tables hold, or that exceed the bounds of retention."""
         with self._changed:
             confirmed = self._index.confirmed(self._stored)
         self._delete(confirmed, reason="confirmed")
@@ -191,7 +190,7 @@ class Spool:
         )
 
     def handle_forget_requests(self) -> None:
-        """Take out the users that `forget_user` asks for; what fails is tried again next time."""
+        """Remove the users that `forget_user` asks for; after a failure the request stays."""
         try:
             for person, token in read_requests(self._folder, warned=self._warned_requests):
                 num_records = self.forget(person)
@@ -201,10 +200,10 @@ class Spool:
             logger.exception("a user could not be taken out of the spool yet")
 
     def forget(self, person: Person) -> int:
-        """Take every event of a user out of what waits and what is kept; how many.
+        """Remove every event of a user, waiting or kept, and return how many there were.
 
         Raises:
-            OSError: when the disk does not take the segments without them; try again.
+            OSError: when the disk does not take the rewritten segments; try again.
         """
         if not self._writer.roll(timeout_s=_ROLL_S):
             raise OSError("the spool could not store what is queued in time")
@@ -218,7 +217,7 @@ class Spool:
         return num_forgotten
 
     def close(self, *, timeout_s: float) -> None:
-        """Store what is queued and let the folder go; what the disk does not take is lost."""
+        """Store what is queued and unlock the folder; what the disk does not take is lost."""
         self._writer.close(timeout_s=timeout_s)
         self._lock_file.close()
 
@@ -228,7 +227,7 @@ class Spool:
         try:
             store_cursor(self._folder, cursor)
         except OSError:
-            # After a crash some events are shipped twice, and ingest knows them by their ids.
+            # After a crash some events are shipped twice, which ingest detects by their ids.
             self._metrics.spool.write_failures.inc()
             logger.exception("the spool's cursor cannot be written")
 
@@ -239,7 +238,7 @@ class Spool:
         return sum(count_records(self._folder, start, end=end) for start, end in places)
 
     def _read_some(self, *, max_records: int, max_bytes: int) -> list[Stored]:
-        """Records of one segment; none when everything is read."""
+        """Read records of one segment; none when everything is read."""
         while True:
             with self._changed:
                 unread = self._index.unread()
@@ -257,55 +256,55 @@ class Spool:
                 if batch:
                     self._index.read_position = batch[-1].end
                     return batch
-                # Or reading would try it for ever.
+                # A torn record is skipped, or every read would stop at it.
                 self._index.skip_torn(start, Position(start.segment, end))
 
     def _forget_in(self, number: int, size: int, *, person: Person) -> int:
         with self._changed:
             cursor = self._index.cursor
-        found = forget_in_segment(self._folder, number, end=size, person=person, cursor=cursor)
-        if found is None:
+        segment = forget_in_segment(self._folder, number, end=size, person=person, cursor=cursor)
+        if segment is None:
             return 0
         with self._changed:
-            self._index.resize(number, found.size, cursor=found.cursor)
-            self._num_shipped += found.num_waiting
-        return found.num_records
+            self._index.resize(number, segment.size, cursor=segment.cursor)
+            self._num_shipped += segment.num_waiting
+        return segment.num_records
 
     def _make_room(self) -> None:
-        """The disk is full: new events are worth more than shipped ones."""
+        """Delete shipped segments on a full disk, because new events are worth more."""
         freed = self._drop(retain_bytes=-1, retain_s=0, reason="disk_full")
         if freed:
             logger.warning("shipped events are dropped for new ones", extra={"bytes": freed})
 
     def _drop(self, *, retain_bytes: int, retain_s: float, reason: str) -> int:
-        """Delete shipped segments over these bounds; how many bytes."""
+        """Delete shipped segments over these bounds, and return how many bytes they had."""
         with self._changed:
             shipped = self._index.shipped()
-        # Looking at files holds up nobody.
+        # Without the lock, because looking at files may take long.
         ages_s = {number: _age_s(segment_path(self._folder, number)) for number in shipped}
         numbers = choose_evictions(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s)
         return sum(shipped[number] for number in self._delete(numbers, reason=reason))
 
     def _delete(self, numbers: Collection[int], *, reason: str) -> list[int]:
-        """Which of them are gone; one that the disk does not let go is kept like any other."""
+        """Delete segments and return those that are gone; one that cannot be deleted stays."""
         deleted: list[int] = []
         for number in numbers:
             try:
                 segment_path(self._folder, number).unlink(missing_ok=True)
             except OSError:
-                # Full, where deleting takes space too, or read-only.
+                # The disk is read-only, or full, where deleting takes space as well.
                 self._metrics.spool.write_failures.inc()
                 logger.exception("a shipped segment cannot be deleted")
                 continue
             with self._changed:
-                self._index.take(number)
+                self._index.remove(number)
             self._metrics.spool.dropped_segments.labels(reason).inc()
             deleted.append(number)
         return deleted
 
 
 def _age_s(path: Path) -> float:
-    """Since the last write; endless for a file that somebody deleted, 0 where nobody can tell."""
+    """Seconds since the last write; infinite for a deleted file, 0 when it cannot be looked up."""
     try:
         return time.time() - path.stat().st_mtime
     except FileNotFoundError:
