@@ -1,8 +1,9 @@
-"""The parts of a gateway, put together. Imports all of them, so only the process imports this."""
+"""Puts the parts of a gateway together. It imports all of them, so only the process imports it."""
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -29,54 +30,37 @@ from onlinerl.serving.spool.queue import Spool
 from onlinerl.serving.spool.shipper import Shipper
 
 
-def assemble(
-    config: GatewayConfig,
-    *,
-    policy: str,
-    renderer: Renderer,
-    keyring: Keyring,
-    users: UserHasher,
-    http: aiohttp.ClientSession,
-    spool: Spool,
-    shipper: Shipper,
-    responses: ResponseStore,
-    metrics: GatewayMetrics,
-    tracing: Tracing,
-    arms_key: str | None,
-    arms: ArmsSource | None,
-) -> Starlette:
+@dataclass(frozen=True, kw_only=True)
+class GatewayParts:
+    """Everything that an application is made of. The process opens and closes the parts."""
+
+    config: GatewayConfig
+    policy: str
+    """Name of the policy."""
+    renderer: Renderer
+    keyring: Keyring
+    users: UserHasher
+    http: aiohttp.ClientSession
+    """Connections to the engines."""
+    spool: Spool
+    shipper: Shipper
+    responses: ResponseStore
+    metrics: GatewayMetrics
+    tracing: Tracing
+    arms_key: str | None
+    """Key of the hash that gives sessions to arms; see `make_router`."""
+    arms: ArmsSource | None
+    """Reads the decisions about arms; None serves the champion alone."""
+
+
+def assemble(parts: GatewayParts) -> Starlette:
     """The application of a gateway over the engines of its configuration."""
-    gateway = Gateway(
-        config,
-        policy=policy,
-        router=make_router(
-            [
-                tracing.engine(HttpEngine(url, model=policy, http=http, timeouts=config.timeouts))
-                for url in config.engines
-            ],
-            policy=policy,
-            config=config,
-            registry=metrics.registry,
-            key=arms_key,
-            arms=arms,
-        ),
-        renderer=renderer,
-        sink=spool,
-        metrics=metrics,
-        users=users,
-    )
-    feedback = FeedbackRecorder(
-        sink=spool,
-        users=users,
-        metrics=metrics,
-        max_recent=config.limits.max_recent_feedback,
-        store_timeout_s=config.timeouts.store_s,
-    )
+    spool, shipper = parts.spool, parts.shipper
     return create_app(
-        gateway,
-        keyring=keyring,
-        feedback=feedback,
-        responses=responses,
+        _make_gateway(parts),
+        keyring=parts.keyring,
+        feedback=_make_feedback(parts),
+        responses=parts.responses,
         status=lambda: {
             "backlog_bytes": spool.backlog_bytes,
             "event_log": shipper.fault or "ok",
@@ -85,8 +69,45 @@ def assemble(
     )
 
 
+def _make_gateway(parts: GatewayParts) -> Gateway:
+    config, policy = parts.config, parts.policy
+    engines = [
+        parts.tracing.engine(
+            HttpEngine(url, model=policy, http=parts.http, timeouts=config.timeouts)
+        )
+        for url in config.engines
+    ]
+    router = make_router(
+        engines,
+        policy=policy,
+        config=config,
+        registry=parts.metrics.registry,
+        key=parts.arms_key,
+        arms=parts.arms,
+    )
+    return Gateway(
+        config,
+        policy=policy,
+        router=router,
+        renderer=parts.renderer,
+        sink=parts.spool,
+        metrics=parts.metrics,
+        users=parts.users,
+    )
+
+
+def _make_feedback(parts: GatewayParts) -> FeedbackRecorder:
+    return FeedbackRecorder(
+        sink=parts.spool,
+        users=parts.users,
+        metrics=parts.metrics,
+        max_recent=parts.config.limits.max_recent_feedback,
+        store_timeout_s=parts.config.timeouts.store_s,
+    )
+
+
 @contextlib.asynccontextmanager
-async def event_log(
+async def run_event_log(
     config: GatewayConfig,
     *,
     broker: BrokerConfig,
@@ -94,7 +115,7 @@ async def event_log(
     stored: StoredOffsets,
     metrics: GatewayMetrics,
 ) -> AsyncIterator[tuple[Spool, Shipper]]:
-    """Spool and shipper; at the end everything is stored, and shipped if the log takes it."""
+    """Run spool and shipper; at the end everything is stored, and shipped if the log takes it."""
     spool = Spool(folder, config.spool, metrics=metrics)
     shipper = Shipper(
         spool,
@@ -114,8 +135,8 @@ async def event_log(
 
 
 @contextlib.asynccontextmanager
-async def stored_responses(config: GatewayConfig, path: Path) -> AsyncIterator[ResponseStore]:
-    """What the responses protocol keeps; closed at the end."""
+async def open_responses(config: GatewayConfig, path: Path) -> AsyncIterator[ResponseStore]:
+    """Open the store of the responses protocol, and close it at the end."""
     store = SqliteResponseStore(path, config.responses, timeout_s=config.timeouts.store_s)
     try:
         yield store

@@ -1,4 +1,4 @@
-"""The gateway process: puts the parts together, serves until SIGTERM or SIGINT, leaves in order."""
+"""The gateway process: puts the parts together, serves until SIGTERM or SIGINT, stops in order."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,8 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +23,43 @@ from onlinerl.serving.config import GatewayConfig
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from onlinerl.rollout_store.user_hash import UserHasher
+    from onlinerl.serving.access.auth import Keyring
+    from onlinerl.serving.config import ApiKeyConfig
+    from onlinerl.serving.observability.metrics import GatewayMetrics
     from onlinerl.serving.observability.tracing import Tracing
+    from onlinerl.serving.rendering.protocol import Renderer
     from onlinerl.serving.routing.arms_reader import ArmsSource
     from onlinerl.serving.spool.confirmation import StoredOffsets
     from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_GIVE_WAY_S = 0.001
-"""After this a busy thread lets the one that serves run."""
+_SWITCH_INTERVAL_S = 0.001
+"""Longest time that a busy thread runs before the thread that serves gets its turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayProcess:
+    """What a gateway process is started with."""
+
+    config: GatewayConfig
+    broker: BrokerConfig
+    policy: str
+    """Name of the policy."""
+    tokenizer: str
+    """Folder with tokenizer and chat template."""
+    spool_dir: Path
+    keys_path: Path
+    """File of `onlinerl keys`; watched while the gateway serves."""
+    responses_path: Path
+    """SQLite file of stored responses."""
+    environment: Mapping[str, str]
+    """Holds further API keys, the key that user ids are hashed with, and the secret of engines."""
+    stored: "StoredOffsets"
+    """Reads how far the tables are."""
+    arms: "ArmsSource | None" = None
+    """Reads what the deploy controller decided; None serves the champion alone."""
 
 
 def run_gateway(settings: "Settings") -> int:
@@ -39,7 +68,7 @@ def run_gateway(settings: "Settings") -> int:
     Raises:
         ConfigError: without API keys or tokenizer, or when the port is taken.
         LeaseHeld: when another gateway uses the spool.
-        SystemExit: from uvicorn, with a code that is not 0, when the gateway failed to start.
+        SystemExit: from uvicorn, with a code other than 0, when the gateway failed to start.
     """
     import uvloop
 
@@ -50,13 +79,12 @@ def run_gateway(settings: "Settings") -> int:
     logs.keep_content_out()
     gateway = settings.gateway
     store = DeltaStore(settings.store_root, settings.store.storage_options)
-    spool_dir = Path(gateway.spool.dir) if gateway.spool.dir else settings.folder("spool")
-    serving = serve_gateway(
-        gateway,
+    process = GatewayProcess(
+        config=gateway,
         broker=settings.broker,
         policy=settings.policy.name,
         tokenizer=gateway.tokenizer or settings.policy.base_model,
-        spool_dir=spool_dir,
+        spool_dir=Path(gateway.spool.dir) if gateway.spool.dir else settings.folder("spool"),
         keys_path=Path(gateway.keys_file or settings.folder("keys.json")),
         responses_path=Path(gateway.responses.path or settings.folder("responses.sqlite")),
         environment=os.environ,
@@ -64,85 +92,95 @@ def run_gateway(settings: "Settings") -> int:
         stored=stored_in(store),
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serving)
+        runner.run(serve_gateway(process))
     return 0
 
 
-async def serve_gateway(
-    config: GatewayConfig,
-    *,
-    broker: BrokerConfig,
-    policy: str,
-    tokenizer: str,
-    spool_dir: Path,
-    keys_path: Path,
-    responses_path: Path,
-    environment: Mapping[str, str],
-    stored: "StoredOffsets",
-    arms: "ArmsSource | None" = None,
-) -> None:
-    """Serve until a signal. Requests end first, then the spool is shipped, then it returns.
+async def serve_gateway(process: GatewayProcess) -> None:
+    """Serve until a signal. Then requests end first, the spool is shipped, and it returns.
 
-    Args:
-        config: what was configured.
-        broker: the event log.
-        policy: name of the policy.
-        tokenizer: folder with tokenizer and chat template.
-        spool_dir: folder of the spool.
-        keys_path: file of `onlinerl keys`; looked at while serving.
-        responses_path: file of stored responses.
-        environment: holds more keys, the key under which users are hashed, and the secret that
-            guards engines.
-        stored: how far the tables are.
-        arms: what the deploy controller decided; None serves the champion alone.
+    Raises:
+        ConfigError: before anything is started, when the configuration cannot be served.
     """
     from prometheus_client import REGISTRY
 
     from onlinerl.rollout_store.user_hash import UserHasher
     from onlinerl.serving.access.auth import Keyring
     from onlinerl.serving.access.key_file import keys_of_environment, load_keys
-    from onlinerl.serving.access.keys_watcher import KeysWatcher
-    from onlinerl.serving.assembly import assemble, event_log, stored_responses
-    from onlinerl.serving.engine_client.http import engine_session
-    from onlinerl.serving.http.listening import listening, tls_context
+    from onlinerl.serving.http.listener import open_listener, tls_context
     from onlinerl.serving.observability.metrics import GatewayMetrics
-    from onlinerl.serving.observability.tracing import open_tracing
     from onlinerl.serving.rendering.loading import load_renderer
 
-    # What can be wrong in the configuration is found before anything is started.
+    config, environment = process.config, process.environment
+    metrics = GatewayMetrics(REGISTRY)
     fixed_keys = (*config.api_keys, *keys_of_environment(environment))
-    keyring = Keyring([*fixed_keys, *load_keys(keys_path)])
-    tls = tls_context(config.tls)
-    renderer = load_renderer(
-        config.renderer,
-        tokenizer,
-        # Called while answers are read, long after `metrics` below was made.
-        on_parse_failure=lambda: metrics.unparsed_calls.inc(),
+    parts = _StartupParts(
+        fixed_keys=fixed_keys,
+        keyring=Keyring([*fixed_keys, *load_keys(process.keys_path)]),
+        tls=tls_context(config.tls),
+        renderer=load_renderer(
+            config.renderer,
+            process.tokenizer,
+            on_parse_failure=metrics.answers.unparsed_calls.inc,
+        ),
+        users=UserHasher(environment.get(USER_HASH_KEY)),
+        metrics=metrics,
     )
-    users = UserHasher(environment.get(USER_HASH_KEY))
     if USER_HASH_KEY not in environment:
         logger.warning("user ids are not logged: set %s to log their hash", USER_HASH_KEY)
-    with listening(config.host, config.port) as listener:
-        metrics = GatewayMetrics(REGISTRY)
-        watcher = KeysWatcher(
-            keys_path, keyring, others=fixed_keys, poll_s=config.keys_poll_s, metrics=metrics
-        )
-        async with (
-            engine_session(secret=environment.get(ENGINE_SECRET)) as http,
-            event_log(config, broker=broker, folder=spool_dir, stored=stored, metrics=metrics) as (
-                spool,
-                shipper,
-            ),
-            running(watcher.watch()),
-            stored_responses(config, responses_path) as responses,
-        ):
-            tracing = open_tracing(config.tracing)
-            app = assemble(
-                config,
-                policy=policy,
-                renderer=renderer,
-                keyring=keyring,
-                users=users,
+    with open_listener(config.host, config.port) as listener:
+        await _run(process, parts, listener=listener)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StartupParts:
+    """What was made of the configuration before anything is started."""
+
+    fixed_keys: "Sequence[ApiKeyConfig]"
+    """API keys that the keys file does not hold."""
+    keyring: "Keyring"
+    tls: ssl.SSLContext | None
+    renderer: "Renderer"
+    users: "UserHasher"
+    metrics: "GatewayMetrics"
+
+
+async def _run(process: GatewayProcess, parts: _StartupParts, *, listener: socket.socket) -> None:
+    """Open the other parts, serve, and close them in order."""
+    from onlinerl.serving.access.keys_watcher import KeysWatcher
+    from onlinerl.serving.assembly import GatewayParts, assemble, open_responses, run_event_log
+    from onlinerl.serving.engine_client.http import engine_session
+    from onlinerl.serving.observability.tracing import open_tracing
+
+    config, environment = process.config, process.environment
+    metrics = parts.metrics
+    watcher = KeysWatcher(
+        process.keys_path,
+        parts.keyring,
+        others=parts.fixed_keys,
+        poll_s=config.keys_poll_s,
+        metrics=metrics,
+    )
+    async with (
+        engine_session(secret=environment.get(ENGINE_SECRET)) as http,
+        run_event_log(
+            config,
+            broker=process.broker,
+            folder=process.spool_dir,
+            stored=process.stored,
+            metrics=metrics,
+        ) as (spool, shipper),
+        run_in_background(watcher.watch()),
+        open_responses(config, process.responses_path) as responses,
+    ):
+        tracing = open_tracing(config.tracing)
+        app = assemble(
+            GatewayParts(
+                config=config,
+                policy=process.policy,
+                renderer=parts.renderer,
+                keyring=parts.keyring,
+                users=parts.users,
                 http=http,
                 spool=spool,
                 shipper=shipper,
@@ -150,11 +188,12 @@ async def serve_gateway(
                 metrics=metrics,
                 tracing=tracing,
                 arms_key=environment.get(USER_HASH_KEY),
-                arms=arms,
+                arms=process.arms,
             )
-            with _signals_end_quietly():
-                await _serve(app, config, listener=listener, tls=tls, tracing=tracing)
-            await asyncio.to_thread(tracing.close, timeout_s=config.timeouts.shutdown_s)
+        )
+        with _ignore_signals():
+            await _serve(app, config, listener=listener, tls=parts.tls, tracing=tracing)
+        await asyncio.to_thread(tracing.close, timeout_s=config.timeouts.shutdown_s)
 
 
 async def _serve(
@@ -169,7 +208,7 @@ async def _serve(
 
     from onlinerl.serving.http.bounded_http import bounded_http
     from onlinerl.serving.http.drain import Drain, DrainingServer, ReadinessGate
-    from onlinerl.serving.http.listening import with_cors
+    from onlinerl.serving.http.listener import with_cors
 
     drain = Drain()
     server = DrainingServer(
@@ -194,19 +233,19 @@ async def _serve(
 
 
 def _put_requests_first() -> None:
-    """Little time for the collector and for the threads that store and ship.
+    """Give the garbage collector and the threads that store and ship little time.
 
-    What is loaded by now stays as long as the process, and requests leave few cycles behind.
+    Everything that is loaded now lives as long as the process, and requests leave few cycles.
     """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    sys.setswitchinterval(_GIVE_WAY_S)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
 @contextlib.asynccontextmanager
-async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """While inside, `work` runs; it is cancelled at the end."""
+async def run_in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` until the block ends, then cancel it."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -217,8 +256,8 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def _signals_end_quietly() -> Iterator[None]:
-    """Uvicorn raises the signal that stopped it once more; here the process then exits with 0."""
+def _ignore_signals() -> Iterator[None]:
+    """Let the process exit with 0 although uvicorn raises the signal that stopped it once more."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:

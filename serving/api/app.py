@@ -29,7 +29,7 @@ from onlinerl.serving.feedback.route import FeedbackRoute
 from onlinerl.serving.gateway.answering import Gateway
 from onlinerl.serving.http.asgi import CountedApp, GuardedRoute, error_response, json_response
 from onlinerl.serving.http.idempotency import Idempotency
-from onlinerl.serving.http.protocol_route import Door, WireRoute
+from onlinerl.serving.http.protocol_route import EntryChecks, WireRoute
 from onlinerl.serving.protocols.chat.protocol import ChatWire
 from onlinerl.serving.protocols.completions.protocol import CompletionsWire
 from onlinerl.serving.protocols.messages.errors import error_body as anthropic_error
@@ -61,14 +61,14 @@ def create_app(
         status: Fields that `/health/ready` shows beside the replicas, e.g. the spool's backlog.
         responses: Store of the responses protocol; without it that protocol is not served.
     """
-    door = Door(
+    checks = EntryChecks(
         keyring=keyring,
         admission=Admission(gateway.config.limits, metrics=gateway.metrics),
         idempotency=Idempotency(gateway.config.idempotency, metrics=gateway.metrics),
     )
     routes: Routes = {
-        **protocol_routes(gateway, door, responses=responses),
-        **feedback_routes(feedback, door, config=gateway.config),
+        **protocol_routes(gateway, checks, responses=responses),
+        **feedback_routes(feedback, checks, config=gateway.config),
         **health_routes(gateway, status),
         **document_routes(gateway, keyring, with_responses=responses is not None),
     }
@@ -93,7 +93,7 @@ def create_app(
 
 
 def protocol_routes(
-    gateway: Gateway, door: Door, *, responses: ResponseStore | None = None
+    gateway: Gateway, checks: EntryChecks, *, responses: ResponseStore | None = None
 ) -> Routes:
     """Routes that sample answers, and those that belong to their protocols."""
     wires: dict[str, Wire] = {
@@ -104,30 +104,34 @@ def protocol_routes(
     further: Routes = {
         "/v1/messages/count_tokens": (
             "POST",
-            GuardedRoute(CountTokensRoute(gateway, door), envelope=anthropic_error),
+            GuardedRoute(CountTokensRoute(gateway, checks), envelope=anthropic_error),
         ),
     }
     if responses is not None:
         wires["/v1/responses"] = ResponsesWire(responses)
         further["/v1/responses/{response_id}"] = (
             "GET DELETE",
-            GuardedRoute(StoredResponseRoute(responses, door.keyring)),
+            GuardedRoute(StoredResponseRoute(responses, checks.keyring)),
         )
         further["/v1/responses/{response_id}/input_items"] = (
             "GET",
-            GuardedRoute(InputItemsRoute(responses, door.keyring)),
+            GuardedRoute(InputItemsRoute(responses, checks.keyring)),
         )
-    return {path: wire_route(wire, gateway, door) for path, wire in wires.items()} | further
+    return {path: wire_route(wire, gateway, checks) for path, wire in wires.items()} | further
 
 
-def wire_route(wire: Wire, gateway: Gateway, door: Door) -> tuple[str, GuardedRoute]:
+def wire_route(wire: Wire, gateway: Gateway, checks: EntryChecks) -> tuple[str, GuardedRoute]:
     """Methods and endpoint of one protocol."""
-    return "POST", GuardedRoute(WireRoute(wire, gateway=gateway, door=door), envelope=wire.error)
+    return "POST", GuardedRoute(
+        WireRoute(wire, gateway=gateway, checks=checks), envelope=wire.error
+    )
 
 
-def feedback_routes(feedback: FeedbackRecorder, door: Door, *, config: GatewayConfig) -> Routes:
+def feedback_routes(
+    feedback: FeedbackRecorder, checks: EntryChecks, *, config: GatewayConfig
+) -> Routes:
     """The route that takes feedback."""
-    return {"/v1/feedback": ("POST", GuardedRoute(FeedbackRoute(feedback, door, config=config)))}
+    return {"/v1/feedback": ("POST", GuardedRoute(FeedbackRoute(feedback, checks, config=config)))}
 
 
 def health_routes(gateway: Gateway, status: Callable[[], dict[str, Any]]) -> Routes:

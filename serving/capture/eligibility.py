@@ -19,12 +19,11 @@ def untrainable_reason(
     """Why an interaction cannot be learned from; None when it can.
 
     Args:
-        choices: what was sampled.
-        policy: whose versions may have sampled it.
-        sampling: the parameters that shaped the distribution; those beside the declared ones
-            are `SHAPING`.
-        constrained: whether a grammar masked the distribution.
-        arm: which deployment answered.
+        choices: The completions, as sampled.
+        policy: Name of the policy; only its versions may have sampled them.
+        sampling: Parameters that shaped the distribution. Undeclared ones are those in `SHAPING`.
+        constrained: Whether a grammar masked the distribution.
+        arm: The arm that answered.
     """
     reason = _arm_fault(arm) or _sampling_fault(sampling, constrained=constrained)
     if reason is not None:
@@ -37,7 +36,7 @@ def untrainable_reason(
 
 
 def _arm_fault(arm: Arm) -> str | None:
-    # Nobody saw it, so no feedback is about it.
+    # Nobody saw the answer, so no feedback can be about it.
     return "a shadow answer was shown to nobody" if arm == "shadow" else None
 
 

@@ -1,4 +1,4 @@
-"""From a served request to the event that is logged. A pure function of values."""
+"""Makes the event that is logged of a served request. A pure function of values."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ def event_of(
     first_token_at: float | None,
     last_token_at: float | None,
 ) -> InteractionEvent:
-    """The event of a request with what was sampled for it.
+    """The event of a request and its completions.
 
     Args:
         exchange: The request.
-        choices: What was sampled; nothing is padded or repaired.
-        first_token_at: When the first token came, a reading of `time.monotonic`; None when none did
-            or it is not known.
-        last_token_at: When the last token came.
+        choices: The completions as sampled; nothing is padded or repaired.
+        first_token_at: When the first token came, of `time.monotonic`; None when there was none, or
+            when the time is not known.
+        last_token_at: When the last token came, of `time.monotonic`; None when there was none.
     """
     reason = untrainable_reason(
         choices,

@@ -1,4 +1,4 @@
-"""What remains of an answer that has ended: counts, and its row in the event log."""
+"""Counts an answer that has ended, and hands its event to the log."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class SampledChoice(Protocol):
-    """A choice of an answer, as far as it is recorded."""
+    """The part of a choice that is recorded."""
 
     @property
     def sampled(self) -> Sampled:
@@ -26,7 +26,7 @@ class SampledChoice(Protocol):
 
 
 class EndedAnswer(Protocol):
-    """An answer that has ended, as far as it is recorded. Times are of `time.monotonic`."""
+    """The part of an ended answer that is recorded. Times are of `time.monotonic`."""
 
     @property
     def choices(self) -> Sequence[SampledChoice]:
@@ -40,31 +40,31 @@ class EndedAnswer(Protocol):
 
     @property
     def answered_at(self) -> float:
-        """When the engine first answered."""
+        """When the engine last sent something."""
         ...
 
     @property
     def first_token_at(self) -> float | None:
-        """When the first token came."""
+        """When the first token came; None when it is not known."""
         ...
 
     @property
     def last_token_at(self) -> float | None:
-        """When the last token came."""
+        """When the last token came; None when there was none."""
         ...
 
 
 class Recorder:
-    """Counts answers and hands their rows over. Never waits."""
+    """Counts answers and hands their events to the sink, without waiting for it."""
 
     def __init__(self, sink: EventSink, metrics: GatewayMetrics) -> None:
         self._sink = sink
         self._metrics = metrics
 
     def count(self, exchange: Exchange, answer: EndedAnswer) -> None:
-        """Tokens, finish reasons and times."""
+        """Count tokens, finish reasons and times of an answer."""
         sampled = [choice.sampled for choice in answer.choices]
-        self._metrics.count_answer(
+        self._metrics.answers.count(
             policy_version=exchange.policy_version,
             num_prompt_tokens=len(exchange.prompt_ids),
             choices=[(one.finish_reason or "error", len(one.token_ids)) for one in sampled],
@@ -72,7 +72,7 @@ class Recorder:
         if answer.last_token_at is not None:
             waited_s = answer.answered_at - answer.asked_at
             first = answer.first_token_at
-            self._metrics.observe_times(
+            self._metrics.answers.observe_times(
                 policy_version=exchange.policy_version,
                 ttft_s=None if first is None else first - exchange.started,
                 latency_s=answer.last_token_at - exchange.started,
@@ -81,7 +81,7 @@ class Recorder:
             )
 
     def log(self, exchange: Exchange, answer: EndedAnswer) -> bool:
-        """Log what was sampled, if the caller allows it; whether the log has it."""
+        """Log an answer if its consent allows it; True when the sink has taken it."""
         if exchange.consent == "none":
             self._metrics.withheld.inc()
             return False
@@ -94,9 +94,9 @@ class Recorder:
         return self.store(event)
 
     def store(self, event: InteractionEvent) -> bool:
-        """Hand a row over; False when it is lost, which is counted."""
+        """Hand an event to the sink; False when it is lost, which is counted."""
         if not event.trainable:
-            self._metrics.untrainable.inc()
+            self._metrics.answers.untrainable.inc()
         record = Record(
             topic=INTERACTIONS_TOPIC,
             key=event.session_id,

@@ -9,12 +9,13 @@ from onlinerl.errors import ConfigError
 from onlinerl.serving.engine.config import EngineConfig, SpeculativeConfig, is_loopback
 from onlinerl.serving.vllm_plugin.entry_point import NAME
 
-_SWITCHES = {
-    # The tokens-in, tokens-out endpoint is closed without it.
-    "--enable-scale-out": True,
-    # Tells how much of a prompt the prefix cache held.
-    "--enable-prompt-tokens-details": True,
-}
+_OWN_OPTIONS = frozenset(
+    {
+        "--block-size", "--max-num-batched-tokens", "--speculative-config", "-sc", "--max-loras",
+        "--max-cpu-loras", "--max-lora-rank",
+    }
+)  # fmt: skip
+"""Options that have a key of their own in `[engine]`, whether it is set or not."""
 
 
 def engine_command(
@@ -29,16 +30,16 @@ def engine_command(
     """The vLLM command line.
 
     Args:
-        config: What the engine can be told.
+        config: The engine's configuration.
         policy: Name under which the model is served.
-        base_model: Its weights.
-        on_cpu: Whether this is the CPU build.
+        base_model: Folder or Hugging Face id of its weights.
+        on_cpu: Whether this is the CPU build of vLLM.
         host: Loopback address that vLLM itself listens on.
-        port: Its port; that of the configuration unless a guard has it.
+        port: Port that vLLM listens on: the configured one, unless a guard has that.
 
     Raises:
-        ConfigError: when no model is named, `host` can be reached from outside, or `extra_args`
-            sets what is set here.
+        ConfigError: when no model is named, when `host` can be reached from outside, or when
+            `extra_args` sets an option that is set here.
     """
     if not base_model:
         raise ConfigError("policy.base_model is empty; name a folder or a Hugging Face id")
@@ -51,24 +52,12 @@ def engine_command(
         "--port": str(port),
         "--dtype": _dtype(config, on_cpu=on_cpu),
         **_scheduler_options(config),
-        "--seed": str(config.seed),
-        "--max-logprobs": str(config.max_logprobs),
-        # The model's own generation defaults would change sampling behind the gateway's back.
-        "--generation-config": "vllm",
-        # What is logged are the logprobs of the distribution that was sampled from.
-        "--logprobs-mode": "processed_logprobs",
-        "--structured-outputs-config": json.dumps(_grammar_options(config)),
-        "--weight-transfer-config": json.dumps({"backend": NAME}),
-        "--worker-extension-cls": "onlinerl.serving.vllm_plugin.weight_transfer.WeightWorker",
+        **_sampling_options(config),
+        **_weight_options(),
         **_speculative_options(config.speculative),
         **_lora_options(config),
     }
-    switches = _SWITCHES | {
-        "--enforce-eager": config.enforce_eager,
-        "--enable-prefix-caching": config.prefix_caching,
-        "--enable-chunked-prefill": config.chunked_prefill,
-        "--enable-lora": config.lora.enabled,
-    }
+    switches = _switches(config)
     _check_extra_args(config.extra_args, options=_OWN_OPTIONS | options.keys(), switches=switches)
     # `vllm serve` looks up the metadata of a package named vllm, which the CPU wheel is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -78,13 +67,40 @@ def engine_command(
     return [*command, *config.extra_args]
 
 
-_OWN_OPTIONS = frozenset(
-    {
-        "--block-size", "--max-num-batched-tokens", "--speculative-config", "-sc", "--max-loras",
-        "--max-cpu-loras", "--max-lora-rank",
+def _switches(config: EngineConfig) -> dict[str, bool]:
+    return {
+        # Opens the tokens-in, tokens-out endpoint.
+        "--enable-scale-out": True,
+        # Reports how many tokens of a prompt the prefix cache held.
+        "--enable-prompt-tokens-details": True,
+        "--enforce-eager": config.enforce_eager,
+        "--enable-prefix-caching": config.prefix_caching,
+        "--enable-chunked-prefill": config.chunked_prefill,
+        "--enable-lora": config.lora.enabled,
     }
-)  # fmt: skip
-"""Options that have a key of their own, whether it is used or not."""
+
+
+def _sampling_options(config: EngineConfig) -> dict[str, str]:
+    grammar = {
+        "backend": config.structured_outputs,
+        "disable_any_whitespace": config.compact_json,
+    }
+    return {
+        "--seed": str(config.seed),
+        "--max-logprobs": str(config.max_logprobs),
+        # The model's own generation defaults would change the sampling without the gateway knowing.
+        "--generation-config": "vllm",
+        # Logprobs are logged for the distribution that was sampled from.
+        "--logprobs-mode": "processed_logprobs",
+        "--structured-outputs-config": json.dumps(grammar),
+    }
+
+
+def _weight_options() -> dict[str, str]:
+    return {
+        "--weight-transfer-config": json.dumps({"backend": NAME}),
+        "--worker-extension-cls": "onlinerl.serving.vllm_plugin.weight_transfer.WeightWorker",
+    }
 
 
 def _scheduler_options(config: EngineConfig) -> dict[str, str]:
@@ -99,25 +115,18 @@ def _scheduler_options(config: EngineConfig) -> dict[str, str]:
     return options
 
 
-def _grammar_options(config: EngineConfig) -> dict[str, object]:
-    return {
-        "backend": config.structured_outputs,
-        "disable_any_whitespace": config.compact_json,
-    }
-
-
 def _speculative_options(config: SpeculativeConfig) -> dict[str, str]:
     if config.method == "off":
         return {}
-    told: dict[str, object] = {
+    options: dict[str, object] = {
         "method": config.method,
         "num_speculative_tokens": config.num_tokens,
     }
     if config.method == "ngram":
-        told |= {"prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
+        options |= {"prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
     else:
-        told["model"] = config.draft_model
-    return {"--speculative-config": json.dumps(told)}
+        options["model"] = config.draft_model
+    return {"--speculative-config": json.dumps(options)}
 
 
 def _lora_options(config: EngineConfig) -> dict[str, str]:
@@ -138,17 +147,17 @@ def _off(switch: str) -> str:
 def _check_extra_args(
     extra_args: Sequence[str], *, options: frozenset[str], switches: dict[str, bool]
 ) -> None:
-    """Refuse what would override `options` or `switches`: vLLM keeps the last of two.
+    """Refuse arguments that would override `options` or `switches`: vLLM keeps the last of two.
 
-    It also reads underscores as dashes, `--option.key` as a part of an option, `--no-option` as its
-    opposite, and the beginning of an option as the option.
+    vLLM also reads underscores as dashes, `--option.key` as a part of an option, `--no-option` as
+    its opposite, and the beginning of an option as that option.
     """
     for argument in extra_args:
         if not argument.startswith("-"):
             continue
         name = argument.partition("=")[0].partition(".")[0].replace("_", "-")
         if switches.get(name) and "=" not in argument:
-            continue  # saying it once more changes nothing
+            continue  # repeating it changes nothing
         positive = name.replace("--no-", "--", 1)
         taken = [option for option in sorted({*options, *switches}) if _means(positive, option)]
         if taken:
@@ -169,12 +178,12 @@ def _dtype(config: EngineConfig, *, on_cpu: bool) -> str:
 
 
 def engine_environment(config: EngineConfig, *, base_model: str) -> dict[str, str]:
-    """What vLLM reads from the environment, over what is there."""
+    """The environment variables that are set for vLLM."""
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
-        # Opens the endpoints that swap weights; they ask for no key, hence the loopback.
+        # Opens the endpoints that swap weights. They ask for no key, so vLLM listens on loopback.
         "VLLM_SERVER_DEV_MODE": "1",
-        # Set in any case: what is in the environment must not open the endpoint.
+        # Always set, so that the surrounding environment cannot open the endpoint.
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if config.lora.runtime_updates else "0",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

@@ -1,6 +1,6 @@
-"""What vLLM writes, as values of ours. Pure functions of bytes.
+"""Parses what vLLM sends into our values. Pure functions of bytes.
 
-`parse_chunk` runs once per sampled token, so its JSON is decoded straight into what is used of it.
+`parse_chunk` runs once per sampled token, so its JSON is decoded straight into the fields in use.
 """
 
 import json
@@ -11,7 +11,13 @@ from typing import Any
 
 import msgspec
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import (
+    EngineFailed,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnavailable,
+)
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.interaction.engine import Chunk, TopLogprob
 
@@ -32,17 +38,11 @@ class _Logprobs(msgspec.Struct):
     content: list[_Entry] | None = None
 
 
-class _Span(msgspec.Struct):
-    version: str
-    start: int
-    end: int
-
-
 class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
-    weight_versions: list[_Span] | None = None
+    weight_versions: list[dict[str, Any]] | None = None
     routed_experts: str | None = None
 
 
@@ -64,33 +64,36 @@ _EVENTS = msgspec.json.Decoder(_Event)
 
 
 def parse_chunk(data: bytes, *, num_top: int = 0) -> Chunk:
-    """The first choice of an event of `/inference/v1/generate`, or the usage that ends a stream.
+    """Parse an event of `/inference/v1/generate`: its first choice, or the usage after it.
 
-    An answer that does not stream has the same form, with everything in it.
+    An answer that is not streamed has the same form and holds everything.
 
     Args:
         data: JSON.
         num_top: Most likely tokens to keep at every place.
 
     Raises:
-        EngineFailed: for an error event or one that cannot be read.
+        EngineFailed: the cause that an error event tells.
+        EngineProtocolError: when the event cannot be read.
     """
     try:
         event = _EVENTS.decode(data)
         if event.error is not None:
             answer = json.loads(data)
-            raise EngineFailed(_message(answer), _status(answer))
+            raise failure_of(_status(answer), _message(answer))
         if event.choices is None:
             raise ValueError("it has no choices")
         if not event.choices:
             return Chunk(num_cached_tokens=_cached(event.usage))
         return _chunk(event.choices[0], num_top=num_top, usage=event.usage)
     except ValueError as error:  # which msgspec's and pydantic's errors are, too
-        raise EngineFailed(f"the engine sent what is not a chunk: {error!r}") from error
+        raise EngineProtocolError(
+            f"could not parse the engine's response as a completion chunk: {error!r}"
+        ) from error
 
 
-def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """Chunks without a finish reason as few: one, unless a log-probability is missing."""
+def merge_chunks(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Merge chunks without a finish reason into one, unless a log-probability is missing."""
     if len(chunks) < 2 or not all(_is_even(chunk) for chunk in chunks):
         return list(chunks)
     return [
@@ -103,8 +106,8 @@ def joined(chunks: Sequence[Chunk]) -> list[Chunk]:
     ]
 
 
-def sliced(chunk: Chunk, *, size: int) -> list[Chunk]:
-    """A whole answer in chunks of at most `size` tokens; the last one says how it ended."""
+def slice_chunk(chunk: Chunk, *, size: int) -> list[Chunk]:
+    """Cut a whole answer into chunks of at most `size` tokens; the last has the finish reason."""
     num_tokens = len(chunk.token_ids)
     if num_tokens <= size or not _is_even(chunk):
         return [chunk]
@@ -127,7 +130,7 @@ def sliced(chunk: Chunk, *, size: int) -> list[Chunk]:
 
 
 def _is_even(chunk: Chunk) -> bool:
-    """Whether every token has its own entries, so that those of the next chunk follow them."""
+    """Whether every token has its own entries, so that another chunk's entries can follow."""
     num_tokens = len(chunk.token_ids)
     return (
         len(chunk.logprobs) == num_tokens
@@ -161,7 +164,7 @@ def _logprobs(content: Sequence[_Entry], token_ids: Sequence[int]) -> list[float
 
 
 def _top(entry: _Entry, *, num_top: int) -> list[TopLogprob]:
-    """By rank. vLLM puts the sampled token first, whether it is among the most likely or not."""
+    """The alternatives by rank; vLLM puts the sampled token first whatever its rank is."""
     ranked = sorted(
         (each.rank, each.token_id, each.logprob)
         for each in entry.top_logprobs or ()
@@ -170,10 +173,10 @@ def _top(entry: _Entry, *, num_top: int) -> list[TopLogprob]:
     return [TopLogprob(token_id=token_id, logprob=logprob) for _, token_id, logprob in ranked]
 
 
-def _spans(spans: Sequence[_Span] | None) -> list[VersionSpan] | None:
+def _spans(spans: Sequence[dict[str, Any]] | None) -> list[VersionSpan] | None:
     if spans is None:
         return None
-    return [VersionSpan(version=span.version, start=span.start, end=span.end) for span in spans]
+    return [VersionSpan.model_validate(span, strict=True) for span in spans]
 
 
 def _cached(usage: _Usage | None) -> int | None:
@@ -182,39 +185,52 @@ def _cached(usage: _Usage | None) -> int | None:
 
 
 def weight_version(body: bytes) -> str:
-    """Of an answer of `/weight_info`.
+    """The version in an answer of `/weight_info`.
 
     Raises:
-        EngineFailed: when it holds none.
+        EngineProtocolError: when it holds none.
     """
     try:
         version = json.loads(body)["weight_version"]
     except (ValueError, KeyError, TypeError) as error:
-        raise EngineFailed(f"the engine tells no weight version: {error!r}") from error
+        raise EngineProtocolError(
+            f"the engine's /weight_info holds no weight version: {error!r}"
+        ) from error
     if not isinstance(version, str):
-        raise EngineFailed(f"the engine tells {version!r} as its weight version")
+        raise EngineProtocolError(
+            f"the engine's /weight_info holds {version!r} as weight version, which is no text"
+        )
     return version
 
 
 def adapters(body: bytes, *, base: str) -> frozenset[str]:
-    """Names of an answer of `/v1/models`, without `base`.
+    """The names in an answer of `/v1/models`, without `base`.
 
     Raises:
-        EngineFailed: when it cannot be read.
+        EngineProtocolError: when it cannot be read.
     """
     try:
         names = [model["id"] for model in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise EngineFailed(f"the engine tells no models: {error!r}") from error
+        raise EngineProtocolError(f"the engine's /v1/models holds no models: {error!r}") from error
     return frozenset(name for name in names if isinstance(name, str) and name != base)
 
 
 def error_message(body: bytes, *, status: int) -> str:
-    """Why an engine refused, in its own words where it gives any."""
+    """Why an engine refused: its own message, or else its status."""
     try:
         return _message(json.loads(body))
     except (ValueError, TypeError, AttributeError):
         return f"the engine answered {status}"
+
+
+def failure_of(status: int, message: str) -> EngineFailed:
+    """The cause behind an error that an engine answered with this HTTP status."""
+    if status == 502:
+        return EngineProtocolError(message)
+    if status == 503:
+        return EngineUnavailable(message)
+    return EngineTimeout(message) if status == 504 else EngineRefused(message, status)
 
 
 def _message(answer: dict[str, Any]) -> str:

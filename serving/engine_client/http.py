@@ -1,31 +1,39 @@
 """The `Engine` over HTTP: a vLLM replica, or the guard in front of one.
 
-What vLLM writes is read in `engine_wire`.
+`completions_api` parses what vLLM sends.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Iterator
 
 import aiohttp
+from typing_extensions import override
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import (
+    EngineAborted,
+    EngineDisconnected,
+    EngineFailed,
+    EngineProtocolError,
+    EngineTimeout,
+    EngineUnreachable,
+)
 from onlinerl.serving.config import TimeoutsConfig
-from onlinerl.serving.encoding.sse import DONE, EventFramer
-from onlinerl.serving.engine_client import completions_api as engine_wire
-from onlinerl.serving.interaction.engine import Chunk, Generate
+from onlinerl.serving.engine_client import completions_api
+from onlinerl.serving.engine_client.chunk_assembler import ChunkAssembler
+from onlinerl.serving.interaction.engine import Chunk, Engine, Generate
 
-_ERROR_BYTES = 16 * 1024
-_NOT_THE_CALLERS = frozenset({401, 403, 404, 405, 407})
-_SLICE = 256
-"""Tokens of a whole answer that are handed on at once: others get their turn between."""
+_MAX_ERROR_BYTES = 16 * 1024
+_GATEWAY_STATUSES = frozenset({401, 403, 404, 405, 407})
+"""Refusals that are about the gateway's configuration, not about the caller's request."""
+_SLICE_TOKENS = 256
+"""Tokens of a whole answer that are passed on at once, so that other answers get their turn."""
 _KEEP_IDLE_S = 4.0
-"""Idle connections are closed before vLLM's server does it, after 5 s."""
+"""Idle connections are closed before vLLM's server closes them, after 5 s."""
 
 
 def engine_session(*, secret: str | None = None) -> aiohttp.ClientSession:
-    """Connections to engines. Not bounded here: the gateway bounds the answers in flight.
+    """Connections to engines. Their number is not bounded here, but by the answers in flight.
 
     Args:
         secret: What a guard in front of an engine asks for; sent to every engine.
@@ -35,8 +43,15 @@ def engine_session(*, secret: str | None = None) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, headers=headers, trust_env=False)
 
 
-class HttpEngine:
-    """The `Engine` over vLLM's `/inference/v1/generate`."""
+class HttpEngine(Engine):
+    """The `Engine` over vLLM's `/inference/v1/generate`.
+
+    Args:
+        url: Address of the replica.
+        model: Name under which it serves the base weights.
+        http: Connections, owned by the caller.
+        timeouts: How long to wait for it.
+    """
 
     def __init__(
         self, url: str, *, model: str, http: aiohttp.ClientSession, timeouts: TimeoutsConfig
@@ -53,41 +68,30 @@ class HttpEngine:
         self._short_timeout = aiohttp.ClientTimeout(total=timeouts.connect_s)
 
     @property
+    @override
     def url(self) -> str:
-        """Address of the replica."""
         return self._url
 
+    @override
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
-        """Sample a completion; closing the iterator closes the upstream call."""
-        try:
+        """Sample a completion; closing the iterator closes the call to the engine."""
+        with _generate_errors():
             response = await self._open(request)
             async with response:
                 if response.status != 200:
                     raise await _refusal(response)
-                read = _chunks if request.streamed else _slices
+                read = _read_stream if request.streamed else _read_whole
                 chunks = read(response, num_top=request.top_logprobs)
                 async with contextlib.aclosing(chunks):
                     async for chunk in chunks:
                         yield chunk
-        except aiohttp.ClientConnectorError as error:
-            raise EngineUnreachable(f"the engine is not reachable: {error}") from error
-        except aiohttp.ConnectionTimeoutError as error:
-            raise EngineUnreachable(
-                "the engine took no connection in time", is_late=True
-            ) from error
-        except TimeoutError as error:
-            raise EngineFailed("the engine did not answer in time", 504) from error
-        except aiohttp.ClientError as error:
-            raise EngineFailed(f"the connection to the engine broke: {error}", 503) from error
-        except ValueError as error:
-            raise EngineFailed(f"the engine sent what is no stream: {error}") from error
 
     async def _open(self, request: Generate) -> aiohttp.ClientResponse:
         try:
             return await self._post(request)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            # An idle connection that the engine closed just now: nothing was answered yet, and the
-            # second try opens a fresh one. Where none could be opened, another engine is asked.
+            # The engine closed an idle connection just now: it answered nothing, and the second
+            # attempt opens a new connection. If none could be opened, another engine is asked.
             if isinstance(error, aiohttp.ClientConnectorError):
                 raise
             return await self._post(request)
@@ -113,19 +117,20 @@ class HttpEngine:
             allow_redirects=False,
         )
 
+    @override
     async def abort(self, request_id: str) -> None:
-        """Stop a completion. vLLM knows it under the id of its answer, which has a prefix."""
+        # vLLM knows a completion under the id of its answer, which has a prefix.
         body = {"request_ids": [f"generate-tokens-{request_id}"]}
         await self._call("POST", "/inference/v1/abort_requests", body=body)
 
+    @override
     async def weight_version(self) -> str:
-        """The stamped version of a healthy replica."""
         await self._call("GET", "/health")
-        return engine_wire.weight_version(await self._call("GET", "/weight_info"))
+        return completions_api.weight_version(await self._call("GET", "/weight_info"))
 
+    @override
     async def adapters(self) -> frozenset[str]:
-        """Every model that it lists beside the base."""
-        return engine_wire.adapters(await self._call("GET", "/v1/models"), base=self._model)
+        return completions_api.adapters(await self._call("GET", "/v1/models"), base=self._model)
 
     async def _call(self, method: str, path: str, *, body: object = None) -> bytes:
         try:
@@ -142,57 +147,61 @@ class HttpEngine:
         except aiohttp.ClientConnectorError as error:
             raise EngineUnreachable(f"{path} is not reachable: {error}") from error
         except TimeoutError as error:
-            raise EngineFailed(f"{path} was not answered in time", 504) from error
+            raise EngineTimeout(f"{path} was not answered in time") from error
         except aiohttp.ClientError as error:
-            # A connection that breaks says as little as an answer that does not come.
-            raise EngineFailed(f"{path} was not answered: {error}", 504) from error
+            raise EngineDisconnected(f"{path} was not answered: {error}") from error
 
 
-async def _chunks(response: aiohttp.ClientResponse, *, num_top: int) -> AsyncGenerator[Chunk, None]:
-    """The last chunk is held until the usage that follows it was read."""
-    framer = EventFramer()
-    last: Chunk | None = None
-    begun = False
-    async for piece in response.content.iter_any():
-        # What came at once goes on at once: a busy gateway handles fewer, larger chunks.
-        arrived: list[Chunk] = []
-        for data in framer.feed(piece):
-            if data == DONE:
-                break
-            chunk = engine_wire.parse_chunk(data, num_top=num_top)
-            if last is not None:
-                cached = chunk.num_cached_tokens
-                last = last if cached is None else replace(last, num_cached_tokens=cached)
-            elif chunk.finish_reason is not None:
-                last = chunk
-            elif not begun and chunk.token_ids:
-                # The first token waits for no other: who reads it gets a turn before the rest.
-                begun = True
-                yield chunk
-                await asyncio.sleep(0)
-            elif chunk.token_ids:
-                arrived.append(chunk)
-        for chunk in engine_wire.joined(arrived):
+@contextlib.contextmanager
+def _generate_errors() -> Iterator[None]:
+    """Errors of aiohttp as errors by cause."""
+    try:
+        yield
+    except aiohttp.ClientConnectorError as error:
+        raise EngineUnreachable(f"the engine is not reachable: {error}") from error
+    except aiohttp.ConnectionTimeoutError as error:
+        raise EngineUnreachable("the engine took no connection in time", is_late=True) from error
+    except TimeoutError as error:
+        raise EngineTimeout("the engine did not answer in time") from error
+    except aiohttp.ClientError as error:
+        raise EngineDisconnected(f"the connection to the engine broke: {error}") from error
+    except ValueError as error:
+        raise EngineProtocolError(f"could not parse the engine's event stream: {error}") from error
+
+
+async def _read_stream(
+    response: aiohttp.ClientResponse, *, num_top: int
+) -> AsyncGenerator[Chunk, None]:
+    assembler = ChunkAssembler(num_top=num_top)
+    is_first = True
+    async for data in response.content.iter_any():
+        for chunk in assembler.feed(data):
             yield chunk
-    if last is None:
-        raise EngineFailed("the engine broke off an answer")
-    yield last
+            if is_first:
+                # The reader of the first token gets a turn before the rest is parsed.
+                is_first = False
+                await asyncio.sleep(0)
+    yield assembler.finish()
 
 
-async def _slices(response: aiohttp.ClientResponse, *, num_top: int) -> AsyncGenerator[Chunk, None]:
-    """An answer that came whole."""
-    chunk = engine_wire.parse_chunk(await response.read(), num_top=num_top)
+async def _read_whole(
+    response: aiohttp.ClientResponse, *, num_top: int
+) -> AsyncGenerator[Chunk, None]:
+    chunk = completions_api.parse_chunk(await response.read(), num_top=num_top)
     if chunk.finish_reason is None:
-        raise EngineFailed("the engine broke off an answer")
-    for each in engine_wire.sliced(chunk, size=_SLICE):
-        yield each
+        raise EngineAborted("the engine broke off an answer")
+    for part in completions_api.slice_chunk(chunk, size=_SLICE_TOKENS):
+        yield part
         await asyncio.sleep(0)
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> EngineFailed:
-    body = await response.content.read(_ERROR_BYTES)
-    message = engine_wire.error_message(body, status=response.status)
-    # Only the configuration names engines: one that sends elsewhere has failed. And one that does
-    # not know the gateway, or what it asks for, says nothing about the caller.
-    is_about_the_request = response.status >= 400 and response.status not in _NOT_THE_CALLERS
-    return EngineFailed(message, response.status if is_about_the_request else 502)
+    """The cause of an answer whose status is not 200.
+
+    Redirects count as failures, because engines are only named in the configuration.
+    """
+    body = await response.content.read(_MAX_ERROR_BYTES)
+    message = completions_api.error_message(body, status=response.status)
+    if response.status < 400 or response.status in _GATEWAY_STATUSES:
+        return EngineProtocolError(message)
+    return completions_api.failure_of(response.status, message)

@@ -5,18 +5,20 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from onlinerl.errors import EngineFailed
 from onlinerl.rollout_store.schema import VersionSpan
-from onlinerl.serving.interaction.engine import Chunk, Generate, TopLogprob
+from onlinerl.serving.interaction.engine import Chunk, Engine, Generate, TopLogprob
 
 Script = Callable[[Generate], Sequence[int]]
-"""What an engine answers to a request."""
+"""Gives the tokens that an engine answers a request with."""
 
 
-class MemoryEngine:
-    """Answers what `script` says, one token a chunk, each with log-probability -0.5.
+class MemoryEngine(Engine):
+    """Twin of `HttpEngine` for tests: answers with the tokens of `script`, one token a chunk.
 
-    The knobs are public and may be turned while it runs.
+    Its public attributes change how it behaves, also while it runs.
     """
 
     def __init__(
@@ -25,12 +27,13 @@ class MemoryEngine:
         self._script = script
         self._url = url
         self.version = version
-        """Stamped on every token that is made from now on."""
+        """Version of every token that is made from now on."""
         self.failure: EngineFailed | None = None
         """Raised instead of the next token."""
         self.hold_at: int | None = None
         """Number of tokens after which an answer waits to be aborted or released."""
         self.release = asyncio.Event()
+        """Lets answers that wait at `hold_at` go on."""
         self.tokens_per_chunk = 1
         self.finish: str | None = None
         """Finish reason in place of the natural one."""
@@ -42,7 +45,7 @@ class MemoryEngine:
         """Alternatives at every place, for requests that ask for them."""
         self.num_cached_tokens: int | None = None
         self.loaded: frozenset[str] = frozenset()
-        """LoRA adapters that it has."""
+        """LoRA adapters that it has loaded."""
         self.stops_itself_at: int | None = None
         """Number of tokens after which the next answer is aborted, as by an update; once."""
         self.requests: list[Generate] = []
@@ -51,10 +54,11 @@ class MemoryEngine:
         """Answers whose stream has ended, whatever the reason."""
 
     @property
+    @override
     def url(self) -> str:
-        """Name of this engine."""
         return self._url
 
+    @override
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
         """Stream the scripted tokens up to `max_tokens`."""
         self.requests.append(request)
@@ -79,18 +83,18 @@ class MemoryEngine:
         finally:
             self.closed.append(request.request_id)
 
+    @override
     async def abort(self, request_id: str) -> None:
-        """End an answer before its next token."""
         self.aborted.append(request_id)
 
+    @override
     async def weight_version(self) -> str:
-        """The version in force."""
         if self.failure is not None:
             raise self.failure
         return self.version
 
+    @override
     async def adapters(self) -> frozenset[str]:
-        """As given."""
         if self.failure is not None:
             raise self.failure
         return self.loaded

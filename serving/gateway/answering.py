@@ -1,6 +1,6 @@
-"""What the gateway does with a request, whatever the protocol around it.
+"""Answers requests of every protocol: render, route, sample, log.
 
-Render, route, answer, log. HTTP is in `wire_route`, the protocols are `Wire`s.
+HTTP is in `http.protocol_route`, and each protocol is a `Wire`.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from onlinerl.errors import RequestRefused
-from onlinerl.rollout_store.schema import Sampling
+from onlinerl.rollout_store.schema import Consent, Sampling
 from onlinerl.rollout_store.user_hash import UserHasher
 from onlinerl.serving.access.admission import Ticket
 from onlinerl.serving.capture.recorder import Recorder
@@ -19,11 +19,16 @@ from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.conversations.memory import Conversations
 from onlinerl.serving.gateway.answer import Answer
 from onlinerl.serving.gateway.choice import Choice
-from onlinerl.serving.gateway.constraint import engine_parameters, grammar_of, settled
+from onlinerl.serving.gateway.constraint import (
+    Grammar,
+    engine_parameters,
+    grammar_of,
+    resolve_request,
+)
 from onlinerl.serving.gateway.logprob_view import LogprobView
 from onlinerl.serving.gateway.prompts import Prompt, Prompts, num_bytes, prompt_param, tools_of
 from onlinerl.serving.gateway.shadow import Shadows
-from onlinerl.serving.interaction.caller import Caller, narrowed
+from onlinerl.serving.interaction.caller import Caller, narrow_consent
 from onlinerl.serving.interaction.engine import Generate
 from onlinerl.serving.interaction.events import EventSink
 from onlinerl.serving.interaction.exchange import Exchange
@@ -40,17 +45,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a caller says about a request beside its body."""
+    """What a caller sends about a request beside its body, unchecked."""
 
     session_id: str | None = None
     consent: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _PreparedRequest:
+    """A request that can be served, before a replica is chosen for it."""
+
+    request: Request
+    consent: Consent
+    prompt: Prompt
+    sampling: Sampling
+    grammar: Grammar | None
+
+
 class Gateway:
     """Answers requests and logs every token that was sampled for them.
 
-    Lives in one event loop. `close` waits for the answers that run; how many there may be is
-    decided before, in `limits`.
+    It belongs to one event loop. `close` waits for the running answers; their number is bounded
+    before they come here, by `Admission`.
     """
 
     def __init__(
@@ -98,7 +114,7 @@ class Gateway:
         return self.router.pool
 
     async def start(self) -> None:
-        """Look at every engine once, then go on looking."""
+        """Check every engine once, then go on checking in the background."""
         await self.router.start()
 
     async def close(self) -> None:
@@ -106,17 +122,17 @@ class Gateway:
         running = list(self._answers)
         try:
             async with asyncio.timeout(self.config.timeouts.shutdown_s):
-                await asyncio.gather(*(answer.ended() for answer in running))
+                await asyncio.gather(*(answer.wait_ended() for answer in running))
         except TimeoutError:
             for answer in running:
                 answer.cancel()
-            await asyncio.gather(*(answer.ended() for answer in running))
+            await asyncio.gather(*(answer.wait_ended() for answer in running))
         await self._shadows.close()
         await self.router.close()
 
     @property
     def num_in_flight(self) -> int:
-        """Answers that run, those whose caller has left included."""
+        """Running answers, including those whose caller has left."""
         return len(self._answers)
 
     def begin(
@@ -125,41 +141,58 @@ class Gateway:
         """Start to answer a request.
 
         Args:
-            request: what is asked.
-            caller: who asks.
-            terms: what was said beside the body.
-            ticket: the place of the request; released when the answer has ended.
+            request: What is asked.
+            caller: Who asks.
+            terms: What was sent beside the body.
+            ticket: The admission of the request; released when the answer has ended.
 
         Raises:
-            RequestRefused: over a limit, for another model, or when no engine serves; the ticket
-                is then not released.
+            RequestRefused: over a limit, for another model, or when no engine serves. The caller
+                of this method then releases the ticket.
         """
         started = time.monotonic()
-        self._check_model(request.model, caller=caller)
-        request = settled(request)
-        grammar = grammar_of(request, self.renderer)
-        consent = narrowed(caller.consent, terms.consent)
-        named = terms.session_id or request.session_id
-        prompt = self._prompts.of(request, caller=caller, consent=consent, session_id=named)
-        sampling = self._bounded(request, num_prompt=len(prompt.token_ids))
+        prepared = self._prepare(request, caller=caller, terms=terms)
+        prompt = prepared.prompt
         if ticket is not None:
             ticket.reserve(
-                num_prompt_bytes=num_bytes(request.prompt),
-                max_tokens=sampling.max_tokens or 0,
-                num_choices=request.num_choices,
+                num_prompt_bytes=num_bytes(prepared.request.prompt),
+                max_tokens=prepared.sampling.max_tokens or 0,
+                num_choices=prepared.request.num_choices,
             )
         route = self.router.route(
             session_id=prompt.lineage.session_id,
             known=prompt.session_is_known,
             tenant=caller.tenant,
         )
-        exchange = Exchange(
+        exchange = self._make_exchange(prepared, caller=caller, route=route, started=started)
+        return exchange, self._start(exchange, prompt, route=route, ticket=ticket)
+
+    def _prepare(self, request: Request, *, caller: Caller, terms: Terms) -> "_PreparedRequest":
+        self._check_model(request.model, caller=caller)
+        request = resolve_request(request)
+        grammar = grammar_of(request, self.renderer)
+        consent = narrow_consent(caller.consent, terms.consent)
+        session_id = terms.session_id or request.session_id
+        prompt = self._prompts.make(request, caller=caller, consent=consent, session_id=session_id)
+        return _PreparedRequest(
+            request=request,
+            consent=consent,
+            prompt=prompt,
+            sampling=self._bound_sampling(request, num_prompt=len(prompt.token_ids)),
+            grammar=grammar,
+        )
+
+    def _make_exchange(
+        self, prepared: "_PreparedRequest", *, caller: Caller, route: Route, started: float
+    ) -> Exchange:
+        request, prompt = prepared.request, prepared.prompt
+        return Exchange(
             interaction_id=self._new_id(),
             caller=caller,
-            consent=consent,
+            consent=prepared.consent,
             request=request,
-            sampling=sampling,
-            grammar=grammar,
+            sampling=prepared.sampling,
+            grammar=prepared.grammar,
             user=self._users.hash(request.user, tenant=caller.tenant),
             prompt_ids=prompt.token_ids,
             lineage=prompt.lineage,
@@ -171,17 +204,16 @@ class Gateway:
             served_at=datetime.now(UTC),
             started=started,
         )
-        return exchange, self._start(exchange, prompt, route=route, ticket=ticket)
 
     def count_tokens(self, request: Request, *, caller: Caller, terms: Terms) -> int:
-        """Tokens that the prompt of a request would have now; nothing is asked or logged.
+        """Number of tokens that the prompt of a request has now; no engine is asked.
 
         Raises:
             RequestRefused: for another model, or a prompt that cannot be rendered.
         """
         self._check_model(request.model, caller=caller)
-        named = terms.session_id or request.session_id
-        return self._prompts.count(settled(request), caller=caller, session_id=named)
+        session_id = terms.session_id or request.session_id
+        return self._prompts.count(resolve_request(request), caller=caller, session_id=session_id)
 
     def _check_model(self, model: str, *, caller: Caller) -> None:
         if model != self.policy:
@@ -193,7 +225,7 @@ class Gateway:
             )
         caller.check_policy(model)
 
-    def _bounded(self, request: Request, *, num_prompt: int) -> Sampling:
+    def _bound_sampling(self, request: Request, *, num_prompt: int) -> Sampling:
         sampling = request.sampling
         room = self.config.max_model_len - num_prompt
         wanted = sampling.max_tokens
@@ -249,7 +281,7 @@ class Gateway:
                     grammar=exchange.grammar,
                 ),
                 top_logprobs=num_top or 0,
-                # Calls that may not be parallel are cut off while they come.
+                # The answer is cut off before a second call, so its tokens have to stream in.
                 streamed=request.stream or not request.tool_choice.parallel,
             ),
             index=index,
@@ -266,15 +298,15 @@ class Gateway:
     def _finish(self, exchange: Exchange, answer: Answer, prompt: Prompt) -> None:
         """Count, log and remember an answer that has ended."""
         self._recorder.count(exchange, answer)
-        if not answer.left and not any(choice.sampled.token_ids for choice in answer.choices):
-            return  # nothing was served: the caller got an error
+        if not answer.has_left and not any(choice.sampled.token_ids for choice in answer.choices):
+            return  # nothing was served; the caller got an error
         logged = self._recorder.log(exchange, answer)
-        if not answer.left and exchange.consent != "none":
+        if not answer.has_left and exchange.consent != "none":
             for choice in answer.choices:
                 self._prompts.remember(exchange, prompt, choice, logged=logged)
 
     def _is_busy(self) -> bool:
-        """Whether nothing but what callers wait for is begun."""
+        """Whether no shadow answer may begin now."""
         load = self.num_in_flight / self.config.limits.max_in_flight
         return load >= self.config.arms.shadow_load
 

@@ -1,4 +1,4 @@
-"""One completion on its way: its tokens as sampled, its pieces as shown."""
+"""One completion being sampled: its tokens as sampled, and its pieces as shown to the caller."""
 
 import math
 from collections.abc import Sequence
@@ -22,11 +22,20 @@ from onlinerl.serving.interaction.sampled import Sampled, clip_spans
 from onlinerl.serving.parsing.output_parser import OutputParser
 
 WHOLE = ("stop", "length", "tool_calls")
-"""Finish reasons of an answer that came to its end."""
+"""Finish reasons of an answer that reached its end."""
 
 
 class Choice:
-    """Takes the chunks of an engine, in order, until one of them has a finish reason."""
+    """Takes the chunks of an engine, in order, until one of them has a finish reason.
+
+    Args:
+        request: The request to the engine.
+        index: Index of this choice among those of the answer.
+        parser: Parses its tokens.
+        parallel_calls: Whether there may be more than one call; if not, the answer ends before the
+            second one.
+        view: How log-probabilities are shown; None shows none.
+    """
 
     def __init__(
         self,
@@ -37,16 +46,6 @@ class Choice:
         parallel_calls: bool = True,
         view: LogprobView | None = None,
     ) -> None:
-        """A choice of which nothing was sampled yet.
-
-        Args:
-            request: what the engine is asked.
-            index: which of several choices.
-            parser: reads its tokens.
-            parallel_calls: whether there may be more than one call; the answer ends before the
-                second one otherwise.
-            view: how log-probabilities are shown; None shows none.
-        """
         self.request = request
         self.sampled = Sampled(choice_index=index)
         self.num_cached_tokens: int | None = None
@@ -54,17 +53,18 @@ class Choice:
         self._parallel_calls = parallel_calls
         self._view = view
         self._held: list[TokenLogprob] = []
+        """Log-probabilities of tokens whose text is not shown yet."""
         self._shown_logprobs: list[TokenLogprob] = []
         self._shown: list[Piece] = []
-        self._second_call = False
+        self._has_second_call = False
 
     @property
     def is_cut(self) -> bool:
-        """Whether the answer ended here and not in the engine: by stop string, or second call."""
-        return self._second_call or self._parser.cut_at is not None
+        """Whether the gateway ended the answer, at a stop string or before a second call."""
+        return self._has_second_call or self._parser.cut_at is not None
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether nothing more is sampled for it."""
         return self.sampled.finish_reason is not None
 
@@ -80,7 +80,7 @@ class Choice:
 
     @property
     def outcome(self) -> Outcome:
-        """The answer as protocols write it; for a choice that has ended."""
+        """The answer in the form that protocols write, for a choice that has ended."""
         return Outcome(
             choice_index=self.sampled.choice_index,
             content=self._content(),
@@ -96,9 +96,9 @@ class Choice:
         )
 
     def take(self, chunk: Chunk) -> list[Piece]:
-        """Keep what an engine sent and tell what to show.
+        """Keep what an engine sent, and return what to show.
 
-        Tokens after the one that ends the answer here were never served and are not kept.
+        Tokens after the one at which the gateway ends the answer are not served and not kept.
         """
         pieces: list[Piece] = []
         sampled, push = self.sampled.token_ids, self._parser.push
@@ -117,7 +117,7 @@ class Choice:
             self.num_cached_tokens = chunk.num_cached_tokens
         if chunk.finish_reason is not None:
             pieces += self._end(chunk.finish_reason, chunk)
-        shown = joined(pieces)
+        shown = merge_pieces(pieces)
         self._shown += shown
         return shown
 
@@ -136,7 +136,7 @@ class Choice:
         return self._with_logprobs(pieces)
 
     def _with_logprobs(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """The pieces, the first of which carries what was held back with its text."""
+        """The pieces; the first one carries the log-probabilities that were held back."""
         if not pieces or not self._held:
             return pieces
         held, self._held = self._held, []
@@ -148,7 +148,7 @@ class Choice:
             return pieces
         for position, piece in enumerate(pieces):
             if isinstance(piece, ToolCallStart) and piece.call_index > 0:
-                self._second_call = True
+                self._has_second_call = True
                 return pieces[:position]
         return pieces
 
@@ -159,9 +159,9 @@ class Choice:
             sampled.version_spans = clip_spans(chunk.version_spans, num_tokens=num_tokens)
         is_whole = self._finish_reason(reason) in WHOLE
         last: Sequence[Piece] = []
-        if is_whole and not self._second_call:
+        if is_whole and not self._has_second_call:
             last = self._visible(self._parser.end())
-        # Only now are all calls known; where reading them failed the answer has not ended.
+        # Only now are all calls known; if parsing them raises, the answer has not ended.
         sampled.finish_reason = self._finish_reason(reason)
         if not is_whole:
             return []
@@ -174,39 +174,39 @@ class Choice:
         return "tool_calls" if self._calls() else "stop"
 
     def _content(self) -> str:
-        if not self._second_call:
+        if not self._has_second_call:
             return self._parser.content
-        # The parser may have read on, past the call that is not shown.
+        # The parser may have read past the call that is not shown.
         return "".join([piece.text for piece in self._shown if isinstance(piece, TextDelta)])
 
     def _reasoning(self) -> str | None:
-        if not self._second_call:
+        if not self._has_second_call:
             return self._parser.reasoning
-        thought = [piece.text for piece in self._shown if isinstance(piece, ReasoningDelta)]
-        return "".join(thought) if thought else None
+        texts = [piece.text for piece in self._shown if isinstance(piece, ReasoningDelta)]
+        return "".join(texts) if texts else None
 
     def _calls(self) -> tuple[ToolCall, ...]:
         calls = self._parser.tool_calls
         return calls if self._parallel_calls else calls[:1]
 
 
-def joined(pieces: list[Piece]) -> list[Piece]:
-    """The same stream in as few pieces as can be."""
+def merge_pieces(pieces: list[Piece]) -> list[Piece]:
+    """Merge neighbouring pieces of the same kind, so that the stream has as few as possible."""
     if len(pieces) < 2:
         return pieces
     result: list[Piece] = []
-    for _, same in groupby(pieces, key=_kind):
-        group = list(same)
-        result += group if len(group) == 1 else _as_one(group)
+    for _, neighbours in groupby(pieces, key=_kind):
+        group = list(neighbours)
+        result += group if len(group) == 1 else _merge_group(group)
     return result
 
 
 def _kind(piece: Piece) -> tuple[type[Piece], int]:
-    """Neighbours of a kind go into one piece."""
+    """What neighbouring pieces have in common when they may be merged."""
     return type(piece), piece.call_index if isinstance(piece, ArgumentsDelta) else 0
 
 
-def _as_one(group: list[Piece]) -> list[Piece]:
+def _merge_group(group: list[Piece]) -> list[Piece]:
     first = group[0]
     logprobs = [each for piece in group for each in piece.logprobs]
     if isinstance(first, TextDelta | ReasoningDelta):

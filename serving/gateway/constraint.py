@@ -1,4 +1,4 @@
-"""What an engine is told about sampling, and what it has to enforce."""
+"""The sampling parameters that an engine gets, and the grammar that it has to enforce."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,21 +13,21 @@ Grammar = Mapping[str, object]
 """vLLM's `structured_outputs`."""
 
 
-def settled(request: Request) -> Request:
+def resolve_request(request: Request) -> Request:
     """The request as it is rendered.
 
-    Tools that may not be called are not told to the model. Formats and calls that must be made
-    are enforced from the first token, so the model does not think before them.
+    Tools that may not be called are not shown to the model. A required format or call is enforced
+    from the first token, so the model does not reason before it.
 
     Raises:
-        RequestRefused: when it was asked to.
+        RequestRefused: when the request also asks for reasoning.
     """
     prompt = request.prompt
     if not isinstance(prompt, Conversation):
         return request
     if request.tool_choice.mode == "none":
         prompt = replace(prompt, tools=())
-    param = _forced_by(request)
+    param = _enforced_param(request)
     if param is not None:
         if prompt.thinking:
             raise RequestRefused(
@@ -42,11 +42,11 @@ def settled(request: Request) -> Request:
 
 
 def grammar_of(request: Request, renderer: Renderer) -> Grammar | None:
-    """What the engine has to enforce for a settled request; None when it samples freely.
+    """The grammar of a request that was resolved; None when the engine samples freely.
 
     Raises:
-        RequestRefused: for a format and tools at once, or when the calls of this model's family
-            have no grammar.
+        RequestRefused: for a format together with tools, or when no grammar describes the calls of
+            this model's family.
     """
     tools = request.prompt.tools if isinstance(request.prompt, Conversation) else ()
     if request.format is None:
@@ -65,14 +65,14 @@ def grammar_of(request: Request, renderer: Renderer) -> Grammar | None:
 def engine_parameters(
     sampling: Sampling, *, choice_index: int, end_ids: frozenset[int], grammar: Grammar | None
 ) -> dict[str, object]:
-    """SamplingParams of vLLM for one choice; what is not named here keeps its default."""
+    """VLLM's SamplingParams for one choice; the others keep their defaults."""
     parameters: dict[str, object] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "stop_token_ids": sorted(end_ids),
-        # The engine needs text only to look for stop strings.
+        # The engine needs the text only to find stop strings.
         "detokenize": bool(sampling.stop),
     }
     extra = sampling.model_extra or {}
@@ -86,8 +86,8 @@ def engine_parameters(
     return parameters
 
 
-def _forced_by(request: Request) -> str | None:
-    """The parameter that leaves the model no choice of how to begin."""
+def _enforced_param(request: Request) -> str | None:
+    """The parameter that fixes how the answer begins."""
     if request.format is not None:
         return "response_format"
     return "tool_choice" if request.tool_choice.mode == "required" else None

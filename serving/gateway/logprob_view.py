@@ -1,4 +1,4 @@
-"""Log-probabilities as a caller asked to see them: with text, and with alternatives."""
+"""Log-probabilities in the form that a caller asked for: with text and alternatives."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,15 +8,15 @@ from onlinerl.serving.interaction.pieces import TokenLogprob
 from onlinerl.serving.interaction.sampled import LOGPROB_FLOOR
 
 TokenText = Callable[[int], tuple[str, bytes]]
-"""Text and bytes of a token."""
+"""The text and the bytes of a token."""
 
 
 class LogprobView:
-    """What is shown for every sampled token.
+    """Makes what is shown of the log-probability of every sampled token.
 
     Args:
-        token_text: text and bytes of a token.
-        num_top: alternatives at every place.
+        token_text: Gives the text and the bytes of a token.
+        num_top: Largest number of alternatives at every place.
     """
 
     def __init__(self, token_text: TokenText, *, num_top: int) -> None:
@@ -32,6 +32,6 @@ class LogprobView:
 
     def _shown(self, token_id: int, logprob: float, top: Sequence[TokenLogprob]) -> TokenLogprob:
         text, token_bytes = self._token_text(token_id)
-        # JSON has neither NaN nor infinity; this is what OpenAI sends for what is as good as 0.
+        # JSON has neither NaN nor infinity; OpenAI sends this number for a probability near 0.
         shown = logprob if math.isfinite(logprob) else LOGPROB_FLOOR
         return TokenLogprob(text=text, token_bytes=token_bytes, logprob=shown, top=top)

@@ -1,6 +1,6 @@
-"""From a request to the exact tokens that an engine gets, and back to what they are a part of.
+"""Makes the exact tokens that an engine gets for a request, and remembers those it answers.
 
-A prompt that goes on from a known turn starts with that turn's tokens, as they were sampled.
+The prompt of a request that continues a known turn starts with that turn's tokens, as sampled.
 """
 
 import json
@@ -14,32 +14,32 @@ from onlinerl.rollout_store.schema import Consent
 from onlinerl.serving.conversations.digests import tools_digest
 from onlinerl.serving.conversations.memory import Conversations, Match, Scope, Turn
 from onlinerl.serving.gateway.choice import Choice
-from onlinerl.serving.interaction.caller import Caller, narrowest
+from onlinerl.serving.interaction.caller import Caller, intersect_consents
 from onlinerl.serving.interaction.exchange import Exchange, Lineage
 from onlinerl.serving.interaction.request import Conversation, Message, RawPrompt, Request, Tool
 from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.rendering.protocol import Renderer
 
 MAX_TRIES = 3
-"""Known turns of one conversation that are tried, the longest first."""
+"""Known turns that a prompt tries to extend, the longest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What an engine gets."""
+    """The prompt that an engine gets."""
 
     token_ids: Sequence[int]
     lineage: Lineage
     session_is_known: bool
-    """False when the id of the session was made just now."""
+    """False when the session id was made for this request."""
     scope: Scope | None = None
-    """Where the answer is remembered; None for a raw prompt."""
+    """Where the answer is remembered; None for a raw prompt, whose answer is not."""
     extends: Match | None = None
-    """The known turn whose tokens these start with."""
+    """The known turn whose tokens this prompt starts with."""
 
 
 class Prompts:
-    """Renders what is new and remembers what was served. Only used from the event loop."""
+    """Renders new messages and remembers served turns. It may only be used in the event loop."""
 
     def __init__(
         self,
@@ -56,37 +56,37 @@ class Prompts:
         self._max_model_len = max_model_len
         self._new_id = new_id
 
-    def of(
+    def make(
         self, request: Request, *, caller: Caller, consent: Consent, session_id: str | None
     ) -> Prompt:
-        """The prompt of a request.
+        """Make the prompt of a request.
 
         Args:
-            request: what is asked.
-            caller: who asks.
-            consent: what the row will be logged under.
-            session_id: as the caller named it; without it that of a known conversation counts.
+            request: What is asked.
+            caller: Who asks.
+            consent: Consent that the row will be logged with.
+            session_id: Session that the caller gave; without one, that of the known conversation.
 
         Raises:
             RequestRefused: when it is too large, or cannot be rendered.
         """
-        prompt = self._made(request, caller=caller, consent=consent, session_id=session_id)
+        prompt = self._render(request, caller=caller, consent=consent, session_id=session_id)
         if prompt.extends is not None:
-            self._metrics.extended.labels("yes").inc()
+            self._metrics.answers.extended.labels("yes").inc()
         elif any(message.role == "assistant" for message in request.messages):
-            self._metrics.extended.labels("no").inc()
+            self._metrics.answers.extended.labels("no").inc()
         return prompt
 
     def count(self, request: Request, *, caller: Caller, session_id: str | None) -> int:
-        """Tokens that the prompt of a request would have now.
+        """Number of tokens that the prompt of a request has now.
 
         Raises:
             RequestRefused: when it is too large, or cannot be rendered.
         """
-        prompt = self._made(request, caller=caller, consent="none", session_id=session_id)
+        prompt = self._render(request, caller=caller, consent="none", session_id=session_id)
         return len(prompt.token_ids)
 
-    def _made(
+    def _render(
         self, request: Request, *, caller: Caller, consent: Consent, session_id: str | None
     ) -> Prompt:
         self._refuse_oversized(request)
@@ -97,10 +97,11 @@ class Prompts:
         scope = _scope(request, caller=caller, session_id=session_id)
         matches = self._conversations.matches(conversation.messages, scope=scope)
         longest = next(matches, None)
-        known = [] if longest is None else [longest, *islice(matches, MAX_TRIES - 1)]
-        for match in known:
+        candidates = [] if longest is None else [longest, *islice(matches, MAX_TRIES - 1)]
+        for match in candidates:
             rest = self._rest(conversation, match)
-            # Reasoning that was sampled may fill the model where the template would drop it.
+            # Sampled reasoning stays in the prompt, where the template might drop it, so it may not
+            # fit any more.
             if rest and self._fits(request, len(match.turn.token_ids) + len(rest)):
                 return Prompt(
                     token_ids=match.turn.token_ids + array("i", rest),
@@ -114,7 +115,7 @@ class Prompts:
         return self._root(ids, session_id=known_session, scope=scope)
 
     def remember(self, exchange: Exchange, prompt: Prompt, choice: Choice, *, logged: bool) -> None:
-        """Keep an answer that ended by itself, so that the next turn extends it."""
+        """Remember an answer that reached its end, so that the next turn extends it."""
         if choice.sampled.finish_reason not in ("stop", "length", "tool_calls"):
             return
         if prompt.scope is None or not isinstance(exchange.request.prompt, Conversation):
@@ -143,28 +144,28 @@ class Prompts:
         return ids
 
     def _rest(self, conversation: Conversation, match: Match) -> Sequence[int]:
-        """What follows the tokens of the known turn; empty when that cannot be proven."""
+        """Tokens that follow those of the known turn; empty when they cannot be determined."""
         turn = match.turn
-        if not turn.is_whole or not self._is_told_alike(conversation, match):
+        if not turn.is_whole or not self._has_same_prefix(conversation, match):
             return []
         return self._renderer.extend(
             conversation, num_known=match.num_messages, known_ids=turn.token_ids
         )
 
-    def _is_told_alike(self, conversation: Conversation, match: Match) -> bool:
-        """Whether the model would be told today what it was told for the known turn."""
+    def _has_same_prefix(self, conversation: Conversation, match: Match) -> bool:
+        """Whether the template would now render the known turn's prompt as it did then."""
         if match.turn.thinking == conversation.thinking:
             return True
-        # Sampled reasoning stays, so it does not matter which of it the template would write.
-        answered = [
+        # Sampled reasoning stays, so whether the template would write it does not matter.
+        messages = [
             replace(message, reasoning=None)
             for message in conversation.messages[: match.num_messages - 1]
         ]
-        asked = replace(conversation, messages=tuple(answered))
-        return self._renderer.is_same_prompt(asked, thinking=match.turn.thinking)
+        known = replace(conversation, messages=tuple(messages))
+        return self._renderer.is_same_prompt(known, thinking=match.turn.thinking)
 
     def _fits(self, request: Request, num_prompt: int) -> bool:
-        """Whether the model has room for a prompt and what is to be sampled."""
+        """Whether the model's context has room for a prompt and its completion."""
         return num_prompt + (request.sampling.max_tokens or 1) <= self._max_model_len
 
     def _root(
@@ -178,7 +179,7 @@ class Prompts:
         )
 
     def _refuse_oversized(self, request: Request) -> None:
-        """What cannot fit is refused by its bytes: rendering it would hold up everybody else."""
+        """Refuse by its bytes what cannot fit, because rendering it would block the event loop."""
         size = num_bytes(request.prompt)
         if size > self._max_model_len * self._renderer.longest_token:
             raise RequestRefused(
@@ -190,7 +191,7 @@ class Prompts:
 
 
 def num_bytes(prompt: Conversation | RawPrompt) -> int:
-    """The UTF-8 bytes that a prompt brings, a token of a raw one counting as one."""
+    """UTF-8 bytes of a prompt; a token id of a raw prompt counts as one byte."""
     if isinstance(prompt, RawPrompt):
         return len((prompt.text or "").encode()) + len(prompt.token_ids)
     tools = sum(
@@ -201,19 +202,19 @@ def num_bytes(prompt: Conversation | RawPrompt) -> int:
 
 
 def prompt_param(request: Request) -> str:
-    """What a caller calls the prompt."""
+    """Name of the parameter that holds the prompt."""
     return "prompt" if isinstance(request.prompt, RawPrompt) else "messages"
 
 
 def tools_of(request: Request) -> Sequence[Tool]:
-    """The tools that the model is told; none for a raw prompt."""
+    """The tools that are shown to the model; none for a raw prompt."""
     return request.prompt.tools if isinstance(request.prompt, Conversation) else ()
 
 
 def _lineage(turn: Turn, *, consent: Consent) -> Lineage:
-    # A row must be readable under its own consent, so it never leans on a narrower one.
-    covered = narrowest(turn.consent, consent) == consent
-    if not (turn.is_logged and covered):
+    # A row must be readable under its own consent, so its parent's consent may not be narrower.
+    is_covered = intersect_consents(turn.consent, consent) == consent
+    if not (turn.is_logged and is_covered):
         return Lineage(session_id=turn.session_id)
     return Lineage(
         session_id=turn.session_id,

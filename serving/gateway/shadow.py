@@ -1,7 +1,7 @@
-"""Answers a share of the requests a second time, by a version that nobody is shown.
+"""Answers a share of the requests a second time, with a version whose answers nobody is shown.
 
-A shadow costs no caller anything: it begins after the caller's own answer did, its number is
-bounded, and none begins while the gateway is busy.
+A shadow answer delays no caller: it begins after the caller's own answer has begun, the number of
+shadow answers is bounded, and none begins while the gateway is busy.
 
     DRAWN ──busy, too many, no replica──► DROPPED
       └──the caller's answer begins──► ANSWERED ──► LOGGED, or FAILED
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 
 class Shadows:
-    """Runs at most `max_shadows` second answers at once, in the background of one event loop.
+    """Runs at most `max_shadows` shadow answers at once, in the background of one event loop.
 
     Args:
-        router: Draws requests and gives them a replica.
+        router: Draws the requests and chooses their replicas.
         config: The bounds.
-        is_busy: Whether the gateway has better things to do.
-        log: Stores an interaction.
+        is_busy: Whether no shadow answer may begin now.
+        log: Logs an interaction.
         new_id: Makes interaction ids.
     """
 
@@ -57,28 +57,28 @@ class Shadows:
 
     @property
     def num_running(self) -> int:
-        """Second answers on their way, those that wait for the first included."""
+        """Running shadow answers, including those that wait for the caller's answer to begin."""
         return len(self._running)
 
     def offer(self, exchange: Exchange, requests: Sequence[Generate], *, after: Route) -> None:
-        """Answer a request once more if it is drawn; returns at once.
+        """Answer a request a second time if it is drawn; returns immediately.
 
         Args:
-            exchange: The request, of which a shadow keeps all but id, arm and times.
-            requests: What its own engine is asked.
-            after: Its own route: the shadow waits until that has begun.
+            exchange: The request; the shadow's differs in id, arm and times only.
+            requests: The requests to the engine that answers the caller.
+            after: The route of the caller's answer, whose first token the shadow waits for.
         """
         if exchange.consent == "none" or not self._router.draws_shadow(exchange.interaction_id):
             return
         if self._is_busy() or self.num_running >= self._config.max_shadows:
-            self._metrics.shadows.labels("dropped_busy").inc()
+            self._metrics.arms.shadows.labels("dropped_busy").inc()
             return
         task = asyncio.create_task(self._answer(exchange, requests, after=after))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     async def close(self) -> None:
-        """Drop what runs."""
+        """Cancel the running shadow answers."""
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -90,12 +90,12 @@ class Shadows:
         outcome = "failed"
         try:
             async with asyncio.timeout(self._config.shadow_timeout_s):
-                await after.began.wait()
+                await after.has_begun.wait()
                 outcome = await self._answer_now(exchange, requests)
         except EngineFailed as error:
-            # What an engine says about a request may quote it.
-            told = {"error": type(error).__name__, "status": error.status}
-            logger.info("a shadow did not answer", extra=told)
+            # The engine's message may quote the request, so it is not logged.
+            fields = {"error": type(error).__name__, "status": error.status}
+            logger.info("a shadow did not answer", extra=fields)
         except TimeoutError:
             logger.info("a shadow did not answer in time")
         except asyncio.CancelledError:
@@ -104,7 +104,7 @@ class Shadows:
         except Exception:
             logger.exception("a shadow failed")
         finally:
-            self._metrics.shadows.labels(outcome).inc()
+            self._metrics.arms.shadows.labels(outcome).inc()
 
     async def _answer_now(self, exchange: Exchange, requests: Sequence[Generate]) -> str:
         route = self._router.shadow_route(tenant=exchange.caller.tenant)
@@ -120,9 +120,9 @@ class Shadows:
             started=time.monotonic(),
         )
         times: list[float] = []
-        # One after the other: a second answer is in no hurry.
+        # One after the other, because nobody waits for a shadow answer.
         completions = [
-            await _sampled(
+            await _sample(
                 route,
                 replace(request, request_id=f"{shadow.interaction_id}-{index}", top_logprobs=0),
                 index=index,
@@ -135,9 +135,7 @@ class Shadows:
         return "logged"
 
 
-async def _sampled(
-    route: Route, request: Generate, *, index: int, times: list[float]
-) -> Completion:
+async def _sample(route: Route, request: Generate, *, index: int, times: list[float]) -> Completion:
     sampled = Sampled(choice_index=index)
     async for chunk in route.generate(request):
         sampled.token_ids += chunk.token_ids

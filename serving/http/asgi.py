@@ -1,4 +1,4 @@
-"""What the routes share: bodies within a bound, errors in an envelope, who has gone away."""
+"""What all routes share: bounded bodies, errors in an envelope, callers that disconnect."""
 
 import asyncio
 import contextlib
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 Endpoint = Callable[[Scope, Receive, Send], Awaitable[None]]
 Envelope = Callable[[RequestRefused | EngineFailed], dict[str, object]]
-"""A protocol's body of an error."""
+"""Makes a protocol's response body of an error."""
 
 
 class GuardedRoute:
-    """An ASGI endpoint whose errors become those of a protocol; OpenAI's by default."""
+    """An ASGI endpoint that answers with its errors in a protocol's form; OpenAI's by default."""
 
     def __init__(self, endpoint: Endpoint, *, envelope: Envelope = error_body) -> None:
         self._endpoint = endpoint
@@ -51,14 +51,14 @@ class GuardedRoute:
                 await self._fail(RequestRefused("the gateway failed", 500), send)
 
     async def _fail(self, error: RequestRefused | EngineFailed, send: Send) -> None:
-        with contextlib.suppress(OSError):  # nobody takes it any more
+        with contextlib.suppress(OSError):  # the caller has disconnected
             await send_json(
                 send, self._envelope(error), status=error.status, headers=_error_headers(error)
             )
 
 
 class CountedApp:
-    """Counts every answered request by route and status; paths that are none count as one."""
+    """Counts every answered request by route and status; unknown paths count as `other`."""
 
     def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics, paths: frozenset[str]) -> None:
         self._app = app
@@ -66,14 +66,14 @@ class CountedApp:
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on, reading the status as it goes by."""
+        """Serve one request and count the status of its response."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
         async def counting_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Known by now: the router has left there what matched.
+                # The router has stored the route that matched in the scope by now.
                 route = getattr(scope.get("route"), "path", None)
                 path = route if route in self._paths else "other"
                 self._metrics.requests.labels(path, str(message["status"])).inc()
@@ -83,13 +83,13 @@ class CountedApp:
 
 
 class ClientGone(Exception):
-    """The caller closed the connection before its body was read."""
+    """Raised when the caller closed the connection before its body was read."""
 
 
 def json_response(
     body: Mapping[str, object], *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """A JSON answer."""
+    """A JSON response."""
     return Response(to_json(dict(body)), status, headers, media_type="application/json")
 
 
@@ -100,14 +100,14 @@ async def send_json(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Send a JSON answer."""
+    """Send a JSON response."""
     data = to_json(dict(body))
-    named = {
+    fields = {
         "content-type": "application/json",
         "content-length": str(len(data)),
         **(headers or {}),
     }
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": data, "more_body": False})
 
@@ -123,11 +123,12 @@ def _error_headers(error: RequestRefused | EngineFailed) -> dict[str, str]:
 
 
 async def read_json(scope: Scope, receive: Receive, *, config: GatewayConfig) -> object:
-    """The body of a request, as JSON.
+    """Read the body of a request as JSON.
 
     Raises:
         RequestRefused: 413 when it is larger than `limits.max_body_bytes`, 408 when it takes longer
-            than `timeouts.receive_s`, 400 when it is not JSON or holds what is no Unicode text.
+            than `timeouts.receive_s`, 400 when it is not JSON or not Unicode text.
+        ClientGone: when the caller disconnects.
     """
     max_bytes, timeout_s = config.limits.max_body_bytes, config.timeouts.receive_s
     declared = Headers(scope=scope).get("content-length", "0")
@@ -164,8 +165,8 @@ def _too_large(max_bytes: int) -> RequestRefused:
 
 
 @contextlib.asynccontextmanager
-async def leaving_when_gone(answer: Answer, receive: Receive) -> AsyncIterator[None]:
-    """While inside, a caller that goes away makes the answer leave; so does an error."""
+async def leave_on_disconnect(answer: Answer, receive: Receive) -> AsyncIterator[None]:
+    """Make the answer leave when the caller disconnects, or when the block raises."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -176,7 +177,7 @@ async def leaving_when_gone(answer: Answer, receive: Receive) -> AsyncIterator[N
     try:
         yield
     except OSError:
-        answer.leave()  # nobody takes what is sent
+        answer.leave()  # the caller has disconnected
     except BaseException:
         answer.leave()
         raise

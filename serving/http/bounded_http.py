@@ -1,6 +1,7 @@
-"""HTTP/1.1 for uvicorn, whose parser keeps a head of any length and waits for it for ever.
+"""HTTP/1.1 for uvicorn with bounded request heads.
 
-Bodies are bounded where they are read, in `http`.
+Uvicorn's own parser accepts a head of any length and waits for it for ever. Bodies are bounded
+where they are read, in `asgi.read_json`.
 """
 
 import asyncio
@@ -9,26 +10,26 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """Gives up on heads that are too long or too slow.
+    """Closes connections whose request head is too long or too slow.
 
     AWAITING a head (`_timer` runs) -> body and answer -> idle, or AWAITING the next one
     """
 
     max_head_bytes = 64 * 2**10
-    """Request line and headers; more gets 400. One read of the connection more may be kept."""
+    """Bytes of request line and headers; more gets 400. Up to one read more may be buffered."""
     timeout_s = 30.0
-    """For a new connection to bring a whole head, or a kept one to end a head that it began."""
+    """Seconds for a new connection to send a whole head, or a kept one to end a head it began."""
 
     _timer: asyncio.TimerHandle | None = None
     _num_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first head."""
+        """Start the timer for the first head."""
         super().connection_made(transport)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
-        """Read, and count what belongs to a head that has not ended yet."""
+        """Parse the data, and count the bytes of a head that has not ended yet."""
         super().data_received(data)
         if self._timer is None or self.transport.is_closing():
             return
@@ -37,17 +38,17 @@ class BoundedHttp(HttpToolsProtocol):
             self.send_400_response("The head of the request is too large.")
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Start the timer for a head that begins."""
         super().on_message_begin()
         self._await_head()
 
     def on_headers_complete(self) -> None:
-        """It has ended."""
+        """Stop the timer, because the head has ended."""
         self._stop_waiting()
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """There will be no other."""
+        """Stop the timer, because the connection has ended."""
         self._stop_waiting()
         super().connection_lost(exc)
 
@@ -63,7 +64,7 @@ class BoundedHttp(HttpToolsProtocol):
 
 
 def bounded_http(*, max_head_bytes: int, timeout_s: float) -> type[BoundedHttp]:
-    """The protocol with these bounds, in the form that uvicorn takes."""
+    """The protocol class with these bounds, as uvicorn's `http` argument takes it."""
 
     class Configured(BoundedHttp):
         pass

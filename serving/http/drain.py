@@ -1,4 +1,4 @@
-"""Leaving in order: not ready at once, not listening a little later, gone when all is answered."""
+"""Ordered shutdown: not ready immediately, not listening after a grace period, then no process."""
 
 import asyncio
 import json
@@ -14,18 +14,18 @@ READY_PATH = "/health/ready"
 
 
 class Drain:
-    """Whether the gateway is on its way out. SERVING -> LEAVING, once."""
+    """Whether the gateway is shutting down. SERVING -> LEAVING, once."""
 
     def __init__(self) -> None:
         self.is_leaving = False
 
     def begin(self) -> None:
-        """Be not ready from now on."""
+        """Report not ready from now on."""
         self.is_leaving = True
 
 
 class ReadinessGate:
-    """Answers the question for readiness with 503 while the gateway leaves; the rest goes on."""
+    """Answers readiness checks with 503 during shutdown; other requests are served."""
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
         self._app = app
@@ -42,7 +42,8 @@ class ReadinessGate:
 class DrainingServer(uvicorn.Server):
     """SERVING -SIGTERM-> not ready -`grace_s`-> not listening -answers ended-> gone.
 
-    Uvicorn bounds the last step by `timeout_graceful_shutdown`. A second signal skips the grace.
+    Uvicorn bounds the last step by `timeout_graceful_shutdown`. A second signal skips the grace
+    period.
     """
 
     def __init__(self, config: uvicorn.Config, *, drain: Drain, grace_s: float) -> None:
@@ -52,7 +53,7 @@ class DrainingServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal; called by the interpreter between any two instructions."""
+        """Handle a signal; the interpreter may call it between any two instructions."""
         if self._drain.is_leaving or self._grace_s == 0:
             self._drain.begin()
             super().handle_exit(sig, frame)

@@ -1,9 +1,9 @@
-"""`Idempotency-Key`: the same key and the same request get the same answer, sampled once.
+"""`Idempotency-Key`: the same request with the same key gets the same answer, sampled once.
 
-A key belongs to a tenant, an API key and a path. While the first request runs, a second with the
-same key waits for it. What is replayed is what was sent: status, headers and body, a stream event
-by event. An answer that is not whole (its caller left, the engine failed, it was refused) frees the
-key: what was sampled of it is logged, and the next request with the key is sampled anew.
+A key belongs to a tenant, an API key and a path. While the first request runs, a second one with
+the same key waits for it. A replay repeats status, headers and body as they were sent, a stream
+event by event. An incomplete answer (the caller left, the engine failed, it was refused) frees the
+key: its tokens are logged, and the next request with the key is sampled anew.
 """
 
 import asyncio
@@ -25,35 +25,35 @@ from onlinerl.serving.observability.metrics import GatewayMetrics
 
 Clock = Callable[[], float]
 AnswerOnce = Callable[[Send], Awaitable[bool]]
-"""Answers through the `send` it is given; returns whether the answer is whole."""
+"""Answers through the `send` it is given; returns True when the caller got the whole answer."""
 
 _SYNTAX = re.compile(r"[\x20-\x7e]{1,255}")
 _OVERHEAD_BYTES = 512
-"""Of an entry beside what was sent."""
+"""Memory that an entry takes beside the messages, estimated."""
 _PARAM = "Idempotency-Key"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Once:
-    """A request that is to be answered once."""
+class IdempotentRequest:
+    """A request that is answered once."""
 
     scope: tuple[str, str, str, str]
     """Tenant, API key, path and the caller's key."""
     digest: bytes
-    """Of everything that the answer depends on."""
+    """SHA-256 of everything that the answer depends on."""
 
 
-def once(
+def parse_idempotency_key(
     header: str | None, *, caller: Caller, path: str, body: object, terms: Sequence[str | None] = ()
-) -> Once | None:
-    """What the header `Idempotency-Key` asks for; None without it.
+) -> IdempotentRequest | None:
+    """The request that the header `Idempotency-Key` identifies; None without the header.
 
     Args:
-        header: its value.
-        caller: whose request it is.
-        path: the route.
-        body: the parsed body; equal JSON is an equal request.
-        terms: values of other headers that change the answer or how it is logged.
+        header: Value of the header.
+        caller: Who sent the request.
+        path: The route.
+        body: The parsed body; requests with equal JSON are equal.
+        terms: Values of other headers that change the answer or how it is logged.
 
     Raises:
         RequestRefused: when the key is empty, longer than 255 characters or not printable ASCII.
@@ -63,7 +63,7 @@ def once(
     if _SYNTAX.fullmatch(header) is None:
         raise RequestRefused(f"{_PARAM}: give 1 to 255 printable ASCII characters", 400, _PARAM)
     text = sorted_json([body, list(terms)])
-    return Once(
+    return IdempotentRequest(
         scope=(caller.tenant, caller.name, path, header),
         digest=hashlib.sha256(text.encode()).digest(),
     )
@@ -81,10 +81,11 @@ class _Entry:
 
 
 class Idempotency:
-    """Answers of one gateway process by their keys. Lives in one event loop.
+    """The answers of one gateway process by their keys. It belongs to one event loop.
 
-    Bounded by `max_entries`, `max_bytes` and `ttl_s`; what is being recorded counts. The oldest
-    answers go first. An answer that alone would not fit is served and not kept: a retry is told.
+    It is bounded by `max_entries`, `max_bytes` and `ttl_s`, including answers that are still being
+    recorded. The oldest answers are dropped first. An answer that is too large by itself is served
+    but not kept, and a retry gets an error that says so.
     """
 
     def __init__(
@@ -103,15 +104,16 @@ class Idempotency:
         return self._bytes
 
     async def answer(
-        self, request: Once | None, answer: AnswerOnce, *, receive: Receive, send: Send
+        self, request: IdempotentRequest | None, answer: AnswerOnce, *, receive: Receive, send: Send
     ) -> None:
         """Answer through `send`, with `answer` or with what it sent before.
 
         Args:
-            request: None answers every time.
-            answer: called at most once per key; what it raises frees the key and is raised.
-            receive: watched while this request waits for another; a caller that leaves ends it.
-            send: where the answer goes.
+            request: The request and its key; None always calls `answer`.
+            answer: Called at most once per key. When it raises, the key is freed.
+            receive: Watched while this request waits for another, so that it ends when its caller
+                leaves.
+            send: Where the answer goes.
 
         Raises:
             RequestRefused: 422 when the key was used for another request, 409 when its request
@@ -125,17 +127,17 @@ class Idempotency:
         deadline_s = self._clock() + self._config.wait_s
         while (running := self._running.get(request.scope)) is not None:
             _check_same(running, request)
-            if not await self._ended(running, receive, timeout_s=deadline_s - self._clock()):
+            if not await self._wait_ended(running, receive, timeout_s=deadline_s - self._clock()):
                 return  # the caller left
-        self._forget_old()
+        self._drop_expired()
         kept = self._kept.get(request.scope)
         if kept is not None:
             _check_same(kept, request)
             await self._replay(kept, send)
         else:
-            await self._first(request, answer, send)
+            await self._answer_first(request, answer, send)
 
-    async def _ended(self, entry: _Entry, receive: Receive, *, timeout_s: float) -> bool:
+    async def _wait_ended(self, entry: _Entry, receive: Receive, *, timeout_s: float) -> bool:
         """Wait until the first request has ended; False when the caller left meanwhile."""
         leaving = asyncio.ensure_future(_disconnect(receive))
         try:
@@ -160,21 +162,23 @@ class Idempotency:
             {"retry-after": "1"},
         )
 
-    async def _first(self, request: Once, answer: AnswerOnce, send: Send) -> None:
+    async def _answer_first(
+        self, request: IdempotentRequest, answer: AnswerOnce, send: Send
+    ) -> None:
         entry = _Entry(digest=request.digest, ended=asyncio.get_running_loop().create_future())
         self._running[request.scope] = entry
         self._bytes += entry.size
 
-        async def recording(message: Message) -> None:
+        async def record_and_send(message: Message) -> None:
             self._record(entry, message)
             await send(message)
 
-        whole = False
+        is_whole = False
         try:
-            whole = await answer(recording)
+            is_whole = await answer(record_and_send)
         finally:
             del self._running[request.scope]
-            if whole:
+            if is_whole:
                 self._keep(request, entry)
             else:
                 self._bytes -= entry.size
@@ -205,7 +209,7 @@ class Idempotency:
         entry.messages.append(message)
         self._evict()
         if self._bytes > self._config.max_bytes:
-            # Nothing but running answers is left, and this one is too much.
+            # Only running answers are left, and this one is too large.
             self._give_up(entry)
 
     def _give_up(self, entry: _Entry) -> None:
@@ -213,7 +217,7 @@ class Idempotency:
         entry.size = _OVERHEAD_BYTES
         entry.messages = None
 
-    def _keep(self, request: Once, entry: _Entry) -> None:
+    def _keep(self, request: IdempotentRequest, entry: _Entry) -> None:
         entry.expires_at_s = self._clock() + self._config.ttl_s
         self._kept[request.scope] = entry
         self._evict()
@@ -225,7 +229,7 @@ class Idempotency:
         ):
             self._drop_oldest()
 
-    def _forget_old(self) -> None:
+    def _drop_expired(self) -> None:
         now_s = self._clock()
         while self._kept and next(iter(self._kept.values())).expires_at_s <= now_s:
             self._drop_oldest()
@@ -235,7 +239,7 @@ class Idempotency:
         self._bytes -= entry.size
 
 
-def _check_same(entry: _Entry, request: Once) -> None:
+def _check_same(entry: _Entry, request: IdempotentRequest) -> None:
     if entry.digest != request.digest:
         raise RequestRefused(
             f"this {_PARAM} was used for another request: use a new key for each request",

@@ -1,6 +1,6 @@
-"""One ASGI endpoint for every protocol: let in, read, answer whole or streamed, in its envelope.
+"""The ASGI endpoint of every protocol: admit a request, read it, answer it whole or as a stream.
 
-What a protocol adds is its `Wire`; nothing here knows any.
+What differs between protocols is in their `Wire`; nothing here depends on one of them.
 """
 
 import logging
@@ -11,13 +11,13 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineFailed, GatewayFault
 from onlinerl.serving.access.admission import Admission, Ticket
 from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.gateway.answer import Answer
 from onlinerl.serving.gateway.answering import Gateway, Terms
-from onlinerl.serving.http.asgi import leaving_when_gone, read_json, send_json
-from onlinerl.serving.http.idempotency import Idempotency, Once, once
+from onlinerl.serving.http.asgi import leave_on_disconnect, read_json, send_json
+from onlinerl.serving.http.idempotency import Idempotency, IdempotentRequest, parse_idempotency_key
 from onlinerl.serving.interaction.caller import Caller
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.ids import check_session_id
@@ -32,8 +32,8 @@ CONSENT_HEADER = "x-onlinerl-consent"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Door:
-    """What every request passes before it is answered."""
+class EntryChecks:
+    """The checks that every request passes before it is answered."""
 
     keyring: Keyring
     admission: Admission
@@ -42,7 +42,7 @@ class Door:
 
 @dataclass(frozen=True, kw_only=True)
 class _Call:
-    """A request that was read."""
+    """A request that was read and admitted."""
 
     request: Request
     caller: Caller
@@ -51,21 +51,21 @@ class _Call:
 
 
 class WireRoute:
-    """POST of one protocol. Raises its errors: `GuardedRoute` writes them."""
+    """The POST endpoint of one protocol. It raises errors, which `GuardedRoute` answers with."""
 
-    def __init__(self, wire: Wire, *, gateway: Gateway, door: Door) -> None:
+    def __init__(self, wire: Wire, *, gateway: Gateway, checks: EntryChecks) -> None:
         self._wire = wire
         self._gateway = gateway
-        self._door = door
+        self._checks = checks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = Headers(scope=scope)
-        door = self._door
-        caller = door.keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
-        # Released here in any case, and by the answer when it lives longer than its caller.
-        ticket = door.admission.enter(caller)
-        held = False
+        checks = self._checks
+        caller = checks.keyring.identify(headers.get("authorization"), headers.get("x-api-key"))
+        # Released here unless an answer began, which may outlive its caller and then releases it.
+        ticket = checks.admission.enter(caller)
+        has_begun = False
         try:
             config = self._gateway.config
             body = await read_json(scope, receive, config=config)
@@ -78,19 +78,19 @@ class WireRoute:
             )
 
             async def answer_once(send: Send) -> bool:
-                nonlocal held
+                nonlocal has_begun
                 exchange, answer = self._begin(call)
-                held = True
+                has_begun = True
                 return await self._reply(exchange, answer, call, receive=receive, send=send)
 
-            await door.idempotency.answer(
-                _once(headers, caller=caller, path=scope["path"], body=body),
+            await checks.idempotency.answer(
+                _idempotent(headers, caller=caller, path=scope["path"], body=body),
                 answer_once,
                 receive=receive,
                 send=send,
             )
         finally:
-            if not held:
+            if not has_begun:
                 ticket.release()
 
     def _begin(self, call: _Call) -> tuple[Exchange, Answer]:
@@ -101,18 +101,18 @@ class WireRoute:
     async def _reply(
         self, exchange: Exchange, answer: Answer, call: _Call, *, receive: Receive, send: Send
     ) -> bool:
-        """Send the answer; whether the caller got all of it."""
-        whole = False
-        async with leaving_when_gone(answer, receive):
-            reply = self._stream if call.request.stream else self._whole
-            whole = await reply(exchange, answer, limits=call.ticket.headers, send=send)
-        return whole
+        """Send the answer; True when the caller got all of it."""
+        is_whole = False
+        async with leave_on_disconnect(answer, receive):
+            reply = self._stream if call.request.stream else self._send_whole
+            is_whole = await reply(exchange, answer, limits=call.ticket.headers, send=send)
+        return is_whole
 
-    async def _whole(
+    async def _send_whole(
         self, exchange: Exchange, answer: Answer, *, limits: Mapping[str, str], send: Send
     ) -> bool:
-        outcomes = await answer.whole()
-        if answer.left:
+        outcomes = await answer.wait_outcomes()
+        if answer.has_left:
             return False
         fault = await self._keep(exchange, outcomes)
         if fault is not None:
@@ -127,49 +127,52 @@ class WireRoute:
     async def _stream(
         self, exchange: Exchange, answer: Answer, *, limits: Mapping[str, str], send: Send
     ) -> bool:
-        """Send events as pieces come; the status waits for the first: an early error keeps it."""
+        """Send events as pieces come.
+
+        The headers wait for the first piece, so that an early error is sent with its own status.
+        """
         writer: StreamWriter | None = None
         try:
             async for batch in answer.batches():
                 head = b""
                 if writer is None:
-                    # Only now it is known which version answers. Opened before it writes: a writer
-                    # may number what it writes.
+                    # Only now it is known which version answers. A writer may number its events, so
+                    # it is opened before it writes.
                     writer = self._wire.writer(exchange)
                     head = writer.open()
                     await send(_stream_start({**_id_headers(exchange), **limits}))
                 data = head + b"".join([writer.write(piece) for piece in batch])
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
-            outcomes = await answer.whole()
+            outcomes = await answer.wait_outcomes()
         except EngineFailed as failure:
-            if answer.left:
+            if answer.has_left:
                 return False
             if writer is None:
                 raise
             await _end(send, writer.fail(failure))
             return False
-        if answer.left or writer is None:
+        if answer.has_left or writer is None:
             return False
         fault = await self._keep(exchange, outcomes)
         await _end(send, writer.close(outcomes) if fault is None else writer.fail(fault))
         return fault is None
 
-    async def _keep(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> EngineFailed | None:
-        """Let the protocol keep what it needs; why it could not."""
+    async def _keep(self, exchange: Exchange, outcomes: Sequence[Outcome]) -> GatewayFault | None:
+        """Let the protocol store what it needs; returns the failure when it could not."""
         try:
             await self._wire.keep(exchange, outcomes)
         except Exception:
-            logger.exception("an answer was not kept")
-            return EngineFailed("the gateway failed to keep the answer", 500)
+            logger.exception("an answer could not be stored")
+            return GatewayFault("the gateway failed to keep the answer")
         return None
 
 
 def terms_of(headers: Headers) -> Terms:
-    """What a caller says in headers.
+    """What a caller sends in headers.
 
     Raises:
-        RequestRefused: when the session id is none.
+        RequestRefused: when the session id is not valid.
     """
     session_id = headers.get(SESSION_HEADER)
     if session_id is not None:
@@ -177,12 +180,14 @@ def terms_of(headers: Headers) -> Terms:
     return Terms(session_id=session_id, consent=headers.get(CONSENT_HEADER))
 
 
-def _once(headers: Headers, *, caller: Caller, path: str, body: object) -> Once | None:
+def _idempotent(
+    headers: Headers, *, caller: Caller, path: str, body: object
+) -> IdempotentRequest | None:
     key = headers.get("idempotency-key")
     if key is None:
         return None
     terms = (headers.get(SESSION_HEADER), headers.get(CONSENT_HEADER))
-    return once(key, caller=caller, path=path, body=body, terms=terms)
+    return parse_idempotency_key(key, caller=caller, path=path, body=body, terms=terms)
 
 
 async def _end(send: Send, data: bytes) -> None:
@@ -194,18 +199,18 @@ def _id_headers(exchange: Exchange) -> dict[str, str]:
         "x-onlinerl-interaction-id": exchange.interaction_id,
         "x-onlinerl-session-id": exchange.lineage.session_id,
         "x-onlinerl-policy-version": exchange.policy_version,
-        # What OpenAI's clients show as the id of a request.
+        # OpenAI's clients show this as the id of a request.
         "x-request-id": exchange.interaction_id,
     }
 
 
 def _stream_start(headers: Mapping[str, str]) -> dict[str, Any]:
-    named = {
+    fields = {
         "content-type": "text/event-stream; charset=utf-8",
         "cache-control": "no-cache",
-        # Proxies that buffer would hold the stream back.
+        # Proxies that buffer would delay the stream.
         "x-accel-buffering": "no",
         **headers,
     }
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
     return {"type": "http.response.start", "status": 200, "headers": raw}

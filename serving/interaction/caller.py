@@ -1,4 +1,4 @@
-"""Who calls, and what may be done with their traffic."""
+"""Who calls the gateway, and what may be done with their traffic."""
 
 from dataclasses import dataclass, field
 
@@ -6,22 +6,22 @@ from onlinerl.errors import RequestRefused
 from onlinerl.rollout_store.schema import Consent
 from onlinerl.serving.config import KeyLimits
 
-_WIDTH: dict[str, int] = {"none": 0, "log": 1, "train": 2}
+_WIDTHS: dict[str, int] = {"none": 0, "log": 1, "train": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """A caller whose key was recognised."""
+    """A caller whose API key was recognised."""
 
     name: str
     tenant: str
     consent: Consent
     limits: KeyLimits = field(default_factory=KeyLimits)
     policies: tuple[str, ...] = ()
-    """Policies that it may ask; every one when empty."""
+    """Policies that the caller may use; all of them when empty."""
 
     def check_policy(self, policy: str) -> None:
-        """Nothing, when the caller may ask `policy`.
+        """Refuse a policy that the caller may not use.
 
         Raises:
             RequestRefused: with 403.
@@ -35,8 +35,12 @@ class Caller:
             )
 
 
-def narrowed(granted: Consent, asked: str | None) -> Consent:
-    """The consent of a request: that of its key, or less.
+def narrow_consent(granted: Consent, asked: str | None) -> Consent:
+    """The consent of a request: that of its API key, narrowed to what the request asks for.
+
+    Args:
+        granted: Consent of the API key.
+        asked: Value of the consent header; None when it was not sent.
 
     Raises:
         RequestRefused: when `asked` is not a consent.
@@ -46,9 +50,9 @@ def narrowed(granted: Consent, asked: str | None) -> Consent:
         return granted
     if asked not in consents:
         raise RequestRefused(f"x-onlinerl-consent is {asked!r}: give none, log or train")
-    return narrowest(consents[asked], granted)
+    return intersect_consents(consents[asked], granted)
 
 
-def narrowest(one: Consent, other: Consent) -> Consent:
-    """The narrower of two consents."""
-    return one if _WIDTH[one] <= _WIDTH[other] else other
+def intersect_consents(one: Consent, other: Consent) -> Consent:
+    """What both consents allow: the narrower one."""
+    return one if _WIDTHS[one] <= _WIDTHS[other] else other

@@ -1,7 +1,7 @@
-"""What the gateway asks of an engine: token ids in, token ids with log-probabilities out.
+"""The seam to engines: token ids in, token ids with log-probabilities out.
 
-`Engine` is the seam: `http_engine` speaks to a vLLM replica, `MemoryEngine` is its twin. Which
-engine is asked, and what happens when it fails, is decided in `router` and `route`.
+`HttpEngine` speaks to a vLLM replica, and `MemoryEngine` is its twin for tests. The room `routing`
+decides which engine is asked and what happens when it fails.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,18 +18,19 @@ class Generate:
     request_id: str
     token_ids: Sequence[int]
     sampling: Mapping[str, object]
-    """vLLM's SamplingParams; log-probabilities are always asked for."""
+    """vLLM's SamplingParams; log-probabilities are always requested as well."""
     cache_salt: str = ""
-    """Prefixes are only shared between requests of equal salt; the route sets it."""
+    """Cached prefixes are shared only between requests with the same salt; the route sets it."""
     adapter: str | None = None
-    """LoRA adapter that answers, `assistant@12`; None asks the weights of the replica."""
+    """LoRA adapter that answers, e.g. `assistant@12`; None means the weights of the replica."""
     top_logprobs: int = 0
-    """Most likely tokens to tell at every place; 0 tells none."""
+    """Number of most likely tokens to return at every place."""
     streamed: bool = True
-    """Whether chunks are wanted as they are sampled. Whole, they come when the last token has: that
-    costs the engine and the gateway a tenth, and an engine that dies has served nothing yet."""
+    """Whether chunks are wanted as they are sampled. Otherwise they come together after the last
+    token. That takes engine and gateway a tenth of the work, and an engine that dies has served
+    nothing yet."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent along, e.g. the context of a trace."""
+    """HTTP headers to send, e.g. the context of a trace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,35 +43,35 @@ class TopLogprob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """What an engine sent at once."""
+    """Part of a completion, as an engine sent it."""
 
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
-    """One per token, or fewer where the engine gave none; NaN where it gave no number."""
+    """One per token, or fewer when the engine sent fewer; NaN where it sent no number."""
     top_logprobs: Sequence[Sequence[TopLogprob]] = ()
-    """One list per token, the most likely first; empty unless asked for."""
+    """One list per token, the most likely first; empty unless requested."""
     finish_reason: str | None = None
     """Set in the last chunk: stop, length, abort or error."""
     version_spans: Sequence[VersionSpan] | None = None
     """In the last chunk: spans over all tokens of the completion."""
     routed_experts: str | None = None
     num_cached_tokens: int | None = None
-    """In the last chunk: prompt tokens that the prefix cache held; None when it is not told."""
+    """In the last chunk: prompt tokens that the prefix cache held; None when not reported."""
 
 
 class Sampler(Protocol):
-    """What samples completions: a replica, or a route that leads to one."""
+    """Samples completions: a replica, or a route to one."""
 
     @property
     def url(self) -> str:
-        """Its address; also its name in metrics."""
+        """Its address, which is also its name in metrics."""
 
     def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
         """Stream a completion; the last chunk has a finish reason.
 
         Raises:
-            EngineUnreachable: when nothing answers; nothing was sampled then.
-            EngineFailed: when the engine refuses (its status is kept) or breaks off.
+            EngineUnreachable: when no connection can be opened; nothing was sampled then.
+            EngineFailed: by cause, when the engine refuses, is too slow or breaks off.
         """
 
     async def abort(self, request_id: str) -> None:
@@ -85,7 +86,8 @@ class Engine(Sampler, Protocol):
 
         Raises:
             EngineUnreachable: when nothing answers at its address.
-            EngineFailed: when it is not healthy, or too slow to say (status 504).
+            EngineTimeout: when it does not answer in time.
+            EngineFailed: by cause, when it is not healthy.
         """
 
     async def adapters(self) -> frozenset[str]:

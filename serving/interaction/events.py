@@ -1,8 +1,10 @@
-"""What leaves the gateway, and the seam through which it leaves."""
+"""The records that leave the gateway for the event log, and the seam that takes them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+from typing_extensions import override
 
 from onlinerl.errors import SpoolFull
 
@@ -18,25 +20,30 @@ class Record:
 
 
 class EventSink(Protocol):
-    """Takes records without making anybody wait."""
+    """Takes records without waiting for storage."""
 
     def put(self, record: Record, *, on_stored: Callable[[], None] | None = None) -> None:
-        """Take a record; `on_stored` is called, from any thread, when a crash cannot lose it.
+        """Take a record.
+
+        Args:
+            record: The record.
+            on_stored: Called from any thread once a crash of the process cannot lose the record.
 
         Raises:
-            SpoolFull: at its bound; the record was not taken.
+            SpoolFull: when the sink is at its bound and did not take the record.
         """
 
 
-class MemorySink:
-    """An `EventSink` that remembers what it was given."""
+class MemorySink(EventSink):
+    """Twin of the spool for tests; it keeps every record in memory."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.full = False
+        """Whether `put` refuses records."""
 
+    @override
     def put(self, record: Record, *, on_stored: Callable[[], None] | None = None) -> None:
-        """Remember a record unless `full` is set."""
         if self.full:
             raise SpoolFull("the sink is full")
         self.records.append(record)

@@ -16,47 +16,50 @@ from onlinerl.serving.interaction.request import Request
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """How a prompt hangs together with what was logged before."""
+    """How a prompt relates to interactions that were logged before."""
 
     session_id: str
     parent_id: str | None = None
+    """Interaction that this one continues; None when it continues none."""
     parent_choice: int = 0
+    """Index of the continued choice of that interaction."""
     prefix_length: int = 0
+    """Tokens of the parent's prompt and completion that this prompt starts with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A request on its way, and how it is logged."""
+    """A request being answered, and how it is logged."""
 
     interaction_id: str
     caller: Caller
     consent: Consent
     request: Request
     sampling: Sampling
-    """With the bound on tokens that was really used."""
+    """Sampling parameters with the bound on tokens that is really used."""
     grammar: Mapping[str, object] | None = None
-    """vLLM's `structured_outputs`, which mask the distribution."""
+    """vLLM's `structured_outputs`, which mask the distribution; None without a grammar."""
     user: str | None
-    """Keyed hash."""
+    """Keyed hash of the user."""
     prompt_ids: Sequence[int]
     """The whole prompt."""
     lineage: Lineage
     policy: str
     version: Callable[[], str]
-    """Tells what answers; it changes while another replica may still take the request over."""
+    """Gives the version that answers; it may change until the first token."""
     arm: Arm = "champion"
     arm_probability: float | None = None
     """Probability with which this session was given `arm`."""
     renderer: Renderer
     served_at: datetime
     started: float
-    """`time.monotonic` of the arrival."""
+    """When the request arrived, of `time.monotonic`."""
 
     @property
     def policy_version(self) -> str:
-        """What sampled the first token; until the engine told, what the pool knew to serve."""
+        """The version that sampled the first token; before that, the version expected to."""
         return self.version()
 
     def since_start_ms(self, moment: float | None) -> float | None:
-        """Milliseconds from the arrival to `moment`, a reading of `time.monotonic`."""
+        """Milliseconds from the arrival to `moment` of `time.monotonic`; None for None."""
         return None if moment is None else (moment - self.started) * 1000

@@ -1,8 +1,8 @@
-"""The one stream that an answer is: pieces of a choice, in the order in which they were sampled.
+"""An answer as one stream: the pieces of its choices, in the order in which they were sampled.
 
-The gateway makes them from token ids; protocols translate them out (`Wire`). Within one choice:
-any number of `ReasoningDelta`, `TextDelta` and tool calls (`ToolCallStart`, then its
-`ArgumentsDelta`s, which joined are one whole JSON object), then one `Finish`.
+The gateway makes them from token ids, and a protocol's `Wire` writes them. One choice has any
+number of `ReasoningDelta`, `TextDelta` and tool calls (`ToolCallStart`, then `ArgumentsDelta`s that
+together are one JSON object), then one `Finish`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from onlinerl.serving.interaction.request import ToolCall
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprob:
-    """A sampled token, for callers that asked for logprobs."""
+    """A sampled token, for callers that asked for log-probabilities."""
 
     text: str
     token_bytes: bytes
@@ -24,11 +24,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Base of everything in the stream."""
+    """Base of all pieces."""
 
     choice_index: int
     logprobs: Sequence[TokenLogprob] = ()
-    """Of the tokens that arrived with this piece; empty unless the caller asked."""
+    """Log-probabilities of the tokens of this piece; empty unless the caller asked for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class TextDelta(Piece):
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningDelta(Piece):
-    """A piece of what the model thinks."""
+    """A piece of the model's reasoning."""
 
     text: str
 
@@ -64,14 +64,14 @@ class ArgumentsDelta(Piece):
 
 @dataclass(frozen=True, kw_only=True)
 class Finish(Piece):
-    """The choice has ended: stop, length or tool_calls."""
+    """The end of the choice; `reason` is stop, length or tool_calls."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A choice that has ended, whole."""
+    """A choice that has ended, as a whole."""
 
     choice_index: int
     content: str
@@ -80,13 +80,13 @@ class Outcome:
     finish_reason: str
     """stop, length or tool_calls."""
     stop_string: str | None
-    """The stop string that ended the text."""
+    """The stop string that ended the text; None when none did."""
     num_tokens: int
     """Sampled tokens, as logged."""
     num_reasoning_tokens: int = 0
     num_cached_tokens: int | None = None
-    """Prompt tokens that the engine had in its prefix cache; None where it does not tell."""
+    """Prompt tokens that the engine had in its prefix cache; None when not reported."""
     logprobs: Sequence[TokenLogprob] = ()
-    """Of every sampled token, when the caller asked."""
+    """Log-probabilities of every sampled token, when the caller asked for them."""
     pieces: Sequence[Piece] = ()
-    """What a reader of the stream was sent, in order."""
+    """The pieces of the stream, in order."""

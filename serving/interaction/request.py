@@ -1,6 +1,6 @@
-"""What a caller asks for, whatever the protocol: the one form that the gateway works with.
+"""A request in the one form that the gateway works with, whatever the protocol.
 
-Protocols translate into it (`Wire.read`); renderer, router and capture know nothing else.
+`Wire.read` of a protocol makes it; renderer, router and capture know no other form.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,12 +14,12 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCall:
-    """A call that a model made."""
+    """A tool call that a model made."""
 
     id: str
     name: str
     arguments: str
-    """JSON text, as it was written."""
+    """JSON text, as the model wrote it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +29,13 @@ class Message:
     role: Role
     content: str = ""
     reasoning: str | None = None
-    """What an assistant thought before `content`; None when the caller does not say."""
+    """An assistant's reasoning before `content`; None when the caller did not send any."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of an assistant."""
+    """Calls of an assistant."""
     tool_call_id: str | None = None
-    """Of a tool: the call that it answers."""
+    """For a tool's message: the call that it answers."""
     name: str | None = None
-    """Of a tool: its name, where the protocol says it."""
+    """For a tool's message: the name of the tool, where the protocol has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Tool:
     parameters: Mapping[str, object] = field(default_factory=dict)
     """JSON schema of the arguments."""
     strict: bool = False
-    """Whether arguments must obey the schema; the engine then enforces it."""
+    """Whether the engine enforces the schema on the arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ToolChoice:
 
     mode: Literal["auto", "none", "required"] = "auto"
     name: str | None = None
-    """The one tool that must be called; then `mode` is required."""
+    """The one tool that must be called; `mode` is then `required`."""
     parallel: bool = True
     """Whether one answer may hold several calls."""
 
@@ -66,22 +66,22 @@ class JsonFormat:
     """The answer must be JSON."""
 
     schema: Mapping[str, object] | None = None
-    """JSON schema that it obeys; any JSON object when None."""
+    """JSON schema of the answer; None allows any JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What is rendered: the messages and everything else that a template reads."""
+    """The messages and everything else that a chat template reads."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     thinking: bool | None = None
-    """Whether a model that can reason should; None leaves it to its template."""
+    """Whether a model that can reason shall reason; None leaves it to the template."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawPrompt:
-    """A prompt that is not rendered: text, or token ids (`openai.completions`)."""
+    """A prompt without a template: text, or token ids (`openai.completions`)."""
 
     text: str | None = None
     token_ids: tuple[int, ...] = ()
@@ -101,14 +101,14 @@ class Request:
     tool_choice: ToolChoice = ToolChoice()
     format: JsonFormat | None = None
     top_logprobs: int | None = None
-    """Alternatives per token that the caller wants to see; None when it wants no logprobs."""
+    """Alternatives per token that the caller wants; None when it wants no log-probabilities."""
     user: str | None = None
-    """As the caller named them; only a keyed hash is logged."""
+    """User id as the caller sent it; only its keyed hash is logged."""
     session_id: str | None = None
-    """From the body (`metadata`, `previous_response_id`); a header overrules it."""
+    """From the body (`metadata`, `previous_response_id`); a header takes precedence."""
     tags: Mapping[str, str] = field(default_factory=dict)
     include_usage: bool = True
-    """Whether a stream ends with the counts."""
+    """Whether a stream ends with the token counts."""
 
     @property
     def messages(self) -> Sequence[Message]:

@@ -7,10 +7,10 @@ from typing import get_args
 from onlinerl.rollout_store.schema import Completion, FinishReason, VersionSpan
 
 LOGPROB_FLOOR = -9999.0
-"""What vLLM writes in place of a log-probability that is -inf, NaN or absent."""
+"""vLLM writes this in place of a log-probability that is -inf, NaN or absent."""
 
 SHAPING = ("frequency_penalty", "logit_bias", "presence_penalty")
-"""Sampling parameters that move logits by what was sampled before, or by token."""
+"""Sampling parameters that change logits by the tokens sampled so far, or per token."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """`Tracing` over OpenTelemetry: W3C context in and out, spans sent by a thread of the SDK.
 
-Importing this module imports the SDK. Attributes are ids, counts and names of ours; a path that is
-no route, a body, a key or an error message is never among them.
+Importing this module imports the SDK. Attributes are ids, counts and names of ours, never an
+unknown path, a body, a key or an error message.
 """
 
 import logging
@@ -20,10 +20,12 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from typing_extensions import override
 
 from onlinerl import __version__
 from onlinerl.serving.config import TracingConfig
 from onlinerl.serving.interaction.engine import Chunk, Engine, Generate
+from onlinerl.serving.observability.tracing import Tracing
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _MAX_BATCH = 512
@@ -33,14 +35,14 @@ _OWN_HEADERS = {
     b"x-onlinerl-session-id": "onlinerl.session_id",
     b"x-onlinerl-policy-version": "onlinerl.policy_version",
 }
-"""Headers of an answer that become attributes."""
+"""Response headers that become attributes of the span."""
 
 
-class OpenTelemetryTracing:
-    """Spans go to `processor`, whose queue is bounded and which makes nobody wait."""
+class OpenTelemetryTracing(Tracing):
+    """Tracing whose spans go to `processor`, which has a bounded queue and never blocks."""
 
     def __init__(self, processor: SpanProcessor, *, sample_ratio: float) -> None:
-        # A full queue warns once per span: the SDK's own counter says it as well.
+        # The SDK would warn for every span that a full queue drops; its own counter counts them.
         logging.getLogger("opentelemetry.sdk._shared_internal").setLevel(logging.ERROR)
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
@@ -54,7 +56,7 @@ class OpenTelemetryTracing:
 
     @classmethod
     def exporting(cls, config: TracingConfig) -> Self:
-        """Spans are sent to `config.endpoint` over OTLP/HTTP."""
+        """Tracing that sends spans to `config.endpoint` over OTLP/HTTP."""
         exporter = OTLPSpanExporter(endpoint=config.endpoint, timeout=config.export_timeout_s)
         processor = BatchSpanProcessor(
             exporter,
@@ -64,16 +66,16 @@ class OpenTelemetryTracing:
         )
         return cls(processor, sample_ratio=config.sample_ratio)
 
+    @override
     def app(self, app: ASGIApp) -> ASGIApp:
-        """An application that makes a span of every request."""
         return TracedApp(app, self._tracer)
 
+    @override
     def engine(self, engine: Engine) -> Engine:
-        """An engine that makes a span of every answer and tells the engine about it."""
         return TracedEngine(engine, self._tracer)
 
+    @override
     def close(self, *, timeout_s: float) -> None:
-        """Send what is waiting, within `timeout_s`."""
         # The SDK waits up to 30 s for a collector that does not answer.
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
         closing.start()
@@ -81,7 +83,7 @@ class OpenTelemetryTracing:
 
 
 class TracedApp:
-    """One server span per request, a child of the caller's where it sent a `traceparent`."""
+    """Makes a server span of every request, below the caller's span if it sent a `traceparent`."""
 
     def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
         self._app = app
@@ -114,18 +116,19 @@ class TracedApp:
                 _name(span, scope)
 
 
-class TracedEngine:
-    """One client span per answer, from the call to the last chunk."""
+class TracedEngine(Engine):
+    """Makes a client span of every answer, from the call to the last chunk."""
 
     def __init__(self, engine: Engine, tracer: Tracer) -> None:
         self._engine = engine
         self._tracer = tracer
 
     @property
+    @override
     def url(self) -> str:
-        """Address of the engine."""
         return self._engine.url
 
+    @override
     async def generate(self, request: Generate) -> AsyncGenerator[Chunk, None]:
         """Stream a completion within a span, whose context goes to the engine."""
         span = self._tracer.start_span(
@@ -148,7 +151,7 @@ class TracedEngine:
                         span.set_attribute("onlinerl.finish_reason", chunk.finish_reason)
                     yield chunk
         except Exception as error:
-            # Only its type: a message may quote what an engine was sent.
+            # Only the type of the error: its message may quote the request.
             span.set_attribute("error.type", type(error).__name__)
             span.set_status(StatusCode.ERROR)
             raise
@@ -156,16 +159,16 @@ class TracedEngine:
             span.set_attribute("gen_ai.usage.output_tokens", num_tokens)
             span.end()
 
+    @override
     async def abort(self, request_id: str) -> None:
-        """Stop a completion."""
         await self._engine.abort(request_id)
 
+    @override
     async def weight_version(self) -> str:
-        """The policy version that it serves."""
         return await self._engine.weight_version()
 
+    @override
     async def adapters(self) -> frozenset[str]:
-        """Names of the LoRA adapters that it has loaded."""
         return await self._engine.adapters()
 
 
@@ -185,7 +188,7 @@ def _note_start(span: Span, message: Message) -> None:
 
 
 def _name(span: Span, scope: Scope) -> None:
-    """The template of the route, known once it was matched; a path that is none is not told."""
+    """Name the span after its route, which is known once it matched; other paths stay out."""
     route = getattr(scope.get("route"), "path", None)
     if route is not None:
         span.set_attribute("http.route", route)

@@ -1,10 +1,10 @@
-"""What routing counts: replicas, arms and shadows. Names, units and meanings in one place."""
+"""Metrics of routing: replicas, arms and shadows."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
-class RoutingMetrics:
-    """The counters of one router, in `registry`. `engine` is the address of a replica."""
+class ReplicaMetrics:
+    """Metrics of replicas, in `registry`; the label `engine` is the address of a replica."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.ready = Gauge(
@@ -49,13 +49,19 @@ class RoutingMetrics:
             "Completions that an engine aborted by itself and that were taken up again.",
             registry=registry,
         )
-        self.arms = Counter(
+
+
+class ArmMetrics:
+    """Metrics of arms and of shadow answers, in `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
             "onlinerl_gateway_arm_requests",
             "Requests by the arm that they were given to.",
             ("arm",),
             registry=registry,
         )
-        self.arm_fallbacks = Counter(
+        self.fallbacks = Counter(
             "onlinerl_gateway_arm_fallbacks",
             "Requests that another arm took because no replica of their own was ready, by the arm"
             " that they were drawn for.",
@@ -68,15 +74,29 @@ class RoutingMetrics:
             ("outcome",),
             registry=registry,
         )
-        self.arms_read = Counter(
+        self.reads = Counter(
             "onlinerl_gateway_arms_reads",
             "Looks at the table of arms: ok, failed or late; the last known hold after a failed"
             " one.",
             ("outcome",),
             registry=registry,
         )
-        self.arms_read_at = Gauge(
+        self.read_at = Gauge(
             "onlinerl_gateway_arms_read_timestamp_seconds",
             "When the table of arms was read last, Unix time.",
+            registry=registry,
+        )
+
+
+class RoutingMetrics:
+    """The metrics of one router, in `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.replicas = ReplicaMetrics(registry)
+        self.arms = ArmMetrics(registry)
+        self.faults = Counter(
+            "onlinerl_gateway_routing_faults",
+            "Unexpected errors of the loop that looks at `replicas` or `arms`.",
+            ("loop",),
             registry=registry,
         )

@@ -1,47 +1,49 @@
-"""Traces: one span per request, one per call to an engine, never a word of content.
+"""Traces: one span per request and one per call to an engine, without any content.
 
-`open_tracing` gives the form that the configuration asks for; the OpenTelemetry SDK is imported
-only when it asks for traces.
+`open_tracing` gives the form that is configured. The OpenTelemetry SDK is only imported when traces
+are enabled.
 """
 
 from typing import Protocol
 
 from starlette.types import ASGIApp
+from typing_extensions import override
 
 from onlinerl.serving.config import TracingConfig
 from onlinerl.serving.interaction.engine import Engine
 
 
 class Tracing(Protocol):
-    """What is put around the application and around every engine."""
+    """Wraps the application and every engine."""
 
     def app(self, app: ASGIApp) -> ASGIApp:
         """An application that makes a span of every request."""
 
     def engine(self, engine: Engine) -> Engine:
-        """An engine that makes a span of every answer and tells the engine about it."""
+        """An engine that makes a span of every answer and sends its context to the engine."""
 
     def close(self, *, timeout_s: float) -> None:
-        """Send what is waiting, within `timeout_s`."""
+        """Send the waiting spans; give up after `timeout_s` seconds."""
 
 
-class NoTracing:
-    """Changes nothing."""
+class NoTracing(Tracing):
+    """Wraps nothing."""
 
+    @override
     def app(self, app: ASGIApp) -> ASGIApp:
-        """The application itself."""
         return app
 
+    @override
     def engine(self, engine: Engine) -> Engine:
-        """The engine itself."""
         return engine
 
+    @override
     def close(self, *, timeout_s: float) -> None:
-        """Nothing waits."""
+        return
 
 
 def open_tracing(config: TracingConfig) -> Tracing:
-    """Tracing as configured."""
+    """The configured form of tracing."""
     if not config.enabled:
         return NoTracing()
     from onlinerl.serving.observability.opentelemetry import OpenTelemetryTracing

@@ -1,7 +1,7 @@
-"""A label per policy version, although versions never stop coming.
+"""A label per policy version, with a bounded number of series.
 
-The last few versions have series of their own; what older ones counted is moved to the label
-`older`, so that sums over versions never go down.
+The most recent versions have series of their own. The counts of older versions are moved to the
+label `older`, so that sums over versions never go down.
 """
 
 from collections import OrderedDict
@@ -39,7 +39,7 @@ class VersionLabels:
     def _fold(self, version: str) -> None:
         for counter in self._counters:
             for labels in _labels_of(counter, version):
-                # A child has no public way to be read, and collecting a family copies all of it.
+                # A child has no public way to read it, and collecting a family copies all of it.
                 value = counter.labels(*labels, version)._value.get()
                 counter.labels(*labels, OLDER).inc(value)
                 counter.remove(*labels, version)

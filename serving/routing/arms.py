@@ -1,8 +1,8 @@
-"""Who is answered by which arm: champion, canary or shadow. Pure functions of values.
+"""Which arm answers whom: champion, canary or shadow. Pure functions of values.
 
-A session stays with its arm for as long as a canary lives: its place in [0, 1) is a keyed hash of
-its id and the canary's version, so a share that grows takes sessions in and sends none away, and
-the next canary draws anew.
+A session stays with its arm for as long as a canary lives. A keyed hash of its id and the canary's
+version gives it a fraction in [0, 1), and the canary answers the fractions below its share. A share
+that grows therefore adds sessions and drops none, and the next canary draws other sessions.
 """
 
 import hashlib
@@ -15,23 +15,23 @@ from onlinerl.rollout_store.schema import Arm, ArmRow
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What an arm serves, and how much of the traffic."""
+    """What an arm serves, and its share of the traffic."""
 
     arm: Arm
     version: int
     share: float
-    """Of sessions; of a shadow, the share of requests that are answered a second time."""
+    """Share of the sessions; for a shadow, share of the requests that it answers as well."""
     adapter: str | None = None
     """LoRA adapter that answers; None means replicas that serve the full weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arms:
-    """What is decided for a policy; without canary and shadow the champion takes all."""
+    """What is decided for a policy. Without canary and shadow the champion answers everything."""
 
     decision_id: str | None = None
     champion: Target | None = None
-    """Says the champion's adapter; its full weights are whatever no other arm pins."""
+    """Only its adapter counts: full weights of the champion are those that no other arm pins."""
     canary: Target | None = None
     shadow: Target | None = None
 
@@ -45,29 +45,28 @@ class Arms:
         """Whether a session belongs to the canary."""
         canary = self.canary
         return canary is not None and (
-            place(session_id, version=canary.version, key=key) < canary.share
+            hash_fraction(session_id, version=canary.version, key=key) < canary.share
         )
 
     def draws_shadow(self, interaction_id: str, *, key: bytes) -> bool:
-        """Whether a request is answered a second time."""
+        """Whether the shadow answers a request as well."""
         shadow = self.shadow
         return shadow is not None and (
-            place(interaction_id, version=shadow.version, key=key) < shadow.share
+            hash_fraction(interaction_id, version=shadow.version, key=key) < shadow.share
         )
 
 
-def place(name: str, *, version: int, key: bytes) -> float:
-    """In [0, 1), uniform over names; nobody without the key can choose a name for its place."""
+def hash_fraction(name: str, *, version: int, key: bytes) -> float:
+    """A number in [0, 1), uniform over names; without the key nobody can choose it by the name."""
     digest = hmac.digest(key, f"{version}:{name}".encode(), hashlib.sha256)
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
-def newest(rows: Sequence[ArmRow], *, policy: str) -> Arms:
-    """What the newest decision in `rows` says.
+def read_newest(rows: Sequence[ArmRow], *, policy: str) -> Arms:
+    """The arms of the newest decision about `policy` in `rows`.
 
-    The champion's adapter holds until a later decision names another champion.
-
-    A decision that was stored twice counts once.
+    The champion's adapter holds until a later decision names another champion. A decision that was
+    stored twice counts once.
     """
     own = sorted(
         (row for row in rows if row.policy == policy),

@@ -1,4 +1,4 @@
-"""Puts the parts of routing together: engines, their pool, arms and the router."""
+"""Builds a router from its parts: engines, their pool and the arms."""
 
 from collections.abc import Sequence
 
@@ -24,13 +24,13 @@ def make_router(
     """A router over `engines`, not started yet.
 
     Args:
-        engines: All there are.
+        engines: All engines.
         policy: Name of the policy.
-        config: The gateway's.
-        registry: Where the counters go.
-        key: Under which sessions are drawn for arms. Gateways that share it agree; without it
-            whoever chooses session ids can choose an arm.
-        arms: Where the decisions come from; None serves the champion alone.
+        config: The gateway's configuration.
+        registry: Where the metrics are registered.
+        key: Key of the hash that draws sessions for arms. Gateways with the same key draw the same
+            sessions; without a key, a caller can choose its arm by choosing a session id.
+        arms: Reads the decisions; None serves the champion alone.
     """
     metrics = RoutingMetrics(registry)
     pool = ReplicaPool(
@@ -40,12 +40,12 @@ def make_router(
         config=config.routing,
         metrics=metrics,
     )
-    # The label keeps these hashes apart from those of users, which may have the same key.
+    # The prefix keeps these hashes apart from those of users, which may have the same key.
     router = Router(
         pool, config=config.routing, metrics=metrics, key=f"arms of {policy}: {key or ''}".encode()
     )
     if arms is not None:
         router.reader = ArmsReader(
-            arms, policy=policy, config=config.arms, apply=router.decide, metrics=metrics
+            arms, policy=policy, config=config.arms, apply=router.set_arms, metrics=metrics
         )
     return router

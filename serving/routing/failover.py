@@ -1,8 +1,8 @@
-"""One answer's way through the replicas: an `Engine` that goes on when a replica fails.
+"""Routes one answer through the replicas, and goes on elsewhere when a replica fails.
 
-ASKED ──unreachable or 503, no token yet──► ASKED of another replica, each at most once
-  │ ──aborted by an update, by nobody here──► ASKED again, for what is missing
-  └──► ENDED, or failed: after the first token nothing is tried again
+ASKED ──lost or unavailable, no token yet──► ASKED of another replica, each at most once
+  │ ──aborted by an update, not by the caller──► ASKED again, for the missing tokens
+  └──► ENDED, or failed: after the first token no other replica is tried
 """
 
 import asyncio
@@ -12,72 +12,95 @@ from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import (
+    EngineDisconnected,
+    EngineFailed,
+    EngineUnavailable,
+    EngineUnreachable,
+)
 from onlinerl.rollout_store.schema import Arm, VersionSpan
-from onlinerl.serving.interaction.engine import Chunk, Generate
+from onlinerl.serving.interaction.engine import Chunk, Generate, Sampler
 from onlinerl.serving.observability.routing_metrics import RoutingMetrics
 from onlinerl.serving.routing.replicas import Replica, ReplicaPool
 
-_SPEAKS_OF_EACH_TOKEN = frozenset(
+_PER_TOKEN_PARAMETERS = frozenset(
     {
         "detokenize", "ignore_eos", "logprobs", "max_tokens", "min_p", "seed",
         "skip_special_tokens", "stop", "stop_token_ids", "temperature", "top_k", "top_p",
     }
 )  # fmt: skip
 """Sampling parameters that mean the same for the rest of an answer. Grammars and penalties do not:
-they also depend on the tokens of the answer so far, which are prompt when it is taken up again."""
+they depend on the tokens sampled so far, which belong to the prompt once the answer is continued.
+"""
 
+_ANOTHER_MAY_ANSWER = (EngineUnreachable, EngineDisconnected, EngineUnavailable)
+"""Failures that are not about the request, so that another replica may answer it."""
 _MAX_BROKEN = 1
-"""Replicas that may break over one request before it is given up."""
+"""Replicas that may break while they answer a request before the request is given up."""
 _SEED_STEP = 1_000_003
+"""Added to a request's seed when its answer is continued."""
 
 
-class Alternative(Protocol):
-    """Names another replica for a route, or None."""
+class ChooseAlternative(Protocol):
+    """Chooses another replica for a route."""
 
     def __call__(self, route: "Route", *, tried: Collection[Replica]) -> Replica | None:
-        """Not one of `tried`."""
+        """A replica that is not in `tried`; None when there is none."""
 
 
-class Route:
-    """How one request is answered: its arm, its replica, and what happens when that one fails.
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """The arm that a request was given, and whose request it is."""
 
-    May sample several completions at once. `version` and `replica` are those of the completion
-    that moved or ended last: what the pool knew until an engine told what sampled the first token.
-    The spans of a completion say what sampled each.
+    arm: Arm
+    probability: float
+    """Probability with which its session was given this arm."""
+    adapter: str | None
+    """LoRA adapter that answers; None means the weights of the replica."""
+    tenant: str
+    """Tenant whose cached prefixes the request may share."""
+    session_id: str | None = None
+    """None for a shadow's request, whose replica is not remembered."""
+
+
+class Route(Sampler):
+    """How one request is answered: its arm, its replica, and another replica when that one fails.
+
+    It may sample several completions at once. `version` and `replica` belong to the completion that
+    most recently moved or finished. Until the engine reports a version, they hold the pool's last
+    known one. The spans of a completion tell which version sampled each token.
+
+    Args:
+        pool: The replicas, which are told how the request went.
+        assignment: What was decided for the request.
+        replica: The replica to ask first.
+        choose_alternative: Chooses another replica when one fails before its first token.
+        max_continuations: How often an answer that an engine aborted by itself is continued.
+        metrics: What is counted.
     """
 
     def __init__(
         self,
         pool: ReplicaPool,
+        assignment: Assignment,
         *,
         replica: Replica,
-        arm: Arm,
-        probability: float,
-        adapter: str | None,
-        tenant: str,
-        session_id: str | None,
-        alternative: Alternative,
+        choose_alternative: ChooseAlternative,
         max_continuations: int,
         metrics: RoutingMetrics,
     ) -> None:
-        self.arm = arm
-        self.arm_probability = probability
-        """With which a session was given this arm."""
-        self.adapter = adapter
-        self.session_id = session_id
-        """Whose request it is; None for a shadow's, whose place nobody needs to know."""
+        self.assignment = assignment
         self.replica = replica
         self.replica_version = replica.version or ""
-        """Stamp of the replica: the version, unless an adapter answers."""
-        self.began = asyncio.Event()
+        """Version of the replica's weights, which answers unless an adapter does."""
+        self.has_begun = asyncio.Event()
         """Set with the first token of any completion."""
         self._pool = pool
-        self._tenant = tenant
-        self._alternative = alternative
+        self._choose_alternative = choose_alternative
         self._max_continuations = max_continuations
         self._metrics = metrics
-        self._asked: dict[str, tuple[Replica, str]] = {}
+        self._running: dict[str, tuple[Replica, str]] = {}
+        """Replica that samples a completion, and the id that it knows it by."""
         self._aborted: set[str] = set()
         self._broken: set[Replica] = set()
 
@@ -85,6 +108,21 @@ class Route:
     def url(self) -> str:
         """Address of the replica."""
         return self.replica.url
+
+    @property
+    def arm(self) -> Arm:
+        """The arm that answers."""
+        return self.assignment.arm
+
+    @property
+    def arm_probability(self) -> float:
+        """Probability with which the session was given this arm."""
+        return self.assignment.probability
+
+    @property
+    def adapter(self) -> str | None:
+        """LoRA adapter that answers; None means the weights of the replica."""
+        return self.assignment.adapter
 
     @property
     def version(self) -> str:
@@ -97,7 +135,7 @@ class Route:
         """Stream a completion; the last chunk has a finish reason.
 
         Raises:
-            EngineFailed: when the last replica to try fails, or any after its first token.
+            EngineFailed: when the last replica to try fails, or one fails after its first token.
         """
         part = Part(request)
         tried: set[Replica] = set()
@@ -109,80 +147,82 @@ class Route:
             try:
                 async with contextlib.aclosing(self._ask(replica, part)) as chunks:
                     async for chunk in chunks:
-                        if chunk.token_ids:
-                            self.began.set()
                         yield chunk
             except EngineFailed as error:
-                self._pool.failed(replica, error)
+                self._pool.note_failure(replica, error)
                 tried.add(replica)
-                if part.num_sampled or not self._move(request, error, tried=tried):
+                if part.num_sampled or not self._move(request, error, lost=replica, tried=tried):
                     raise
                 continue
             finally:
-                self._asked.pop(request.request_id, None)
+                self._running.pop(request.request_id, None)
             if part.is_whole:
                 return
-            self._metrics.continued.inc()
+            self._metrics.replicas.continued.inc()
             part = part.rest()
 
     async def abort(self, request_id: str) -> None:
         """Stop a completion; its stream then ends with a last chunk."""
         self._aborted.add(request_id)
-        asked = self._asked.get(request_id)
-        if asked is not None:
-            replica, asked_id = asked
-            await replica.engine.abort(asked_id)
+        running = self._running.get(request_id)
+        if running is not None:
+            replica, engine_id = running
+            await replica.engine.abort(engine_id)
 
-    def _move(self, request: Generate, error: EngineFailed, *, tried: set[Replica]) -> bool:
-        """Whether another replica answers in place of the one that failed.
+    def _move(
+        self, request: Generate, error: EngineFailed, *, lost: Replica, tried: set[Replica]
+    ) -> bool:
+        """Move to another replica; False when the request fails.
 
-        One that could not be reached was not asked, so all may be tried. One that broke may have
-        broken over this request, so only one other is put at risk.
+        A replica that could not be reached was not asked, so all others may be tried. A replica
+        that broke may have broken because of this request, so only one other is put at risk.
         """
-        if error.status != 503 or request.request_id in self._aborted:
+        if not isinstance(error, _ANOTHER_MAY_ANSWER) or request.request_id in self._aborted:
             return False
         if not isinstance(error, EngineUnreachable):
-            self._broken.add(self.replica)
+            self._broken.add(lost)
             if len(self._broken) > _MAX_BROKEN:
                 return False
-        if self.replica in tried:  # another completion may have moved already
-            other = self._alternative(self, tried=tried)
+        if self.replica in tried:  # another completion of this route may have moved it already
+            other = self._choose_alternative(self, tried=tried)
             if other is None:
                 return False
-            self._metrics.failovers.labels(self.replica.url).inc()
+            self._metrics.replicas.failovers.labels(self.replica.url).inc()
             self.replica, self.replica_version = other, other.version or ""
         return True
 
     async def _ask(self, replica: Replica, part: "Part") -> AsyncGenerator[Chunk, None]:
         request = part.request
-        self._asked[part.first.request_id] = replica, request.request_id
+        self._running[part.first.request_id] = replica, request.request_id
         # The version may have changed since the replica was chosen.
         self.replica_version = replica.version or self.replica_version
-        asked = replace(
+        routed = replace(
             request,
             adapter=self.adapter,
-            cache_salt=cache_salt(self._tenant, self.version),
+            cache_salt=cache_salt(self.assignment.tenant, self.version),
         )
         replica.num_running += 1
-        self._metrics.running.labels(replica.url).set(replica.num_running)
+        self._metrics.replicas.running.labels(replica.url).set(replica.num_running)
         try:
-            async with contextlib.aclosing(replica.engine.generate(asked)) as chunks:
+            async with contextlib.aclosing(replica.engine.generate(routed)) as chunks:
                 async for chunk in chunks:
                     yield self._take(replica, part, chunk)
         finally:
             replica.num_running -= 1
-            self._metrics.running.labels(replica.url).set(replica.num_running)
+            self._metrics.replicas.running.labels(replica.url).set(replica.num_running)
 
     def _take(self, replica: Replica, part: "Part", chunk: Chunk) -> Chunk:
         part.sampled += chunk.token_ids
+        if chunk.token_ids:
+            self.has_begun.set()
         if chunk.finish_reason is None:
             return chunk
         if chunk.version_spans:
-            self._pool.saw(replica, chunk.version_spans[-1].version)
-        self._pool.answered(replica)
+            self._pool.note_version(replica, chunk.version_spans[-1].version)
+        self._pool.note_success(replica)
         part.end(self._own_spans(chunk.version_spans, num_tokens=len(part.sampled)))
         if self.adapter is None and part.spans:
-            # The pool's last look may be older than a swap that the engine answered after.
+            # The engine may have got new weights after the pool looked at it last.
             self.replica_version = part.spans[0].version
         if self._is_cut_short(part, chunk):
             part.is_whole = False
@@ -200,24 +240,30 @@ class Route:
     def _own_spans(
         self, spans: Collection[VersionSpan] | None, *, num_tokens: int
     ) -> list[VersionSpan] | None:
-        """Of an adapter the name is the version: the engine tells that of the weights under it."""
+        """The spans that are logged.
+
+        The engine reports the version of its weights; for an adapter the version is in its name.
+        """
         if spans is None or self.adapter is None:
             return None if spans is None else list(spans)
-        if len(spans) > 1:  # the weights under it changed: no version says that
+        if len(spans) > 1:  # the weights under the adapter changed, which no version expresses
             return None
         return [VersionSpan(version=self.version, start=0, end=num_tokens)] if num_tokens else []
 
 
 @dataclass
 class Part:
-    """What is asked at once: a whole completion, or what is missing of one."""
+    """One call to an engine: for a whole completion, or for the missing rest of one."""
 
     request: Generate
     number: int = 0
-    """How often it was taken up again."""
+    """How often the completion was continued before."""
     spans_before: list[VersionSpan] | None = None
+    """Spans of the parts before; None when one of them is not known."""
     num_before: int = 0
+    """Tokens of the parts before."""
     first_request: Generate | None = None
+    """The request of the first part; None for that part."""
 
     def __post_init__(self) -> None:
         self.sampled: list[int] = []
@@ -239,7 +285,7 @@ class Part:
         """Whether the rest can be sampled as if nothing had happened."""
         if not self.num_sampled:
             return True
-        return self._room > 0 and _SPEAKS_OF_EACH_TOKEN.issuperset(self.request.sampling)
+        return self._room > 0 and _PER_TOKEN_PARAMETERS.issuperset(self.request.sampling)
 
     @property
     def _room(self) -> int:
@@ -247,19 +293,19 @@ class Part:
         return wanted - len(self.sampled) if isinstance(wanted, int) else 1
 
     def end(self, spans: list[VersionSpan] | None) -> None:
-        """Join its spans to those of the parts before it; None when any is missing."""
+        """Append the spans of this part to those before; `spans` is None when any is missing."""
         before = self.spans_before if self.number else []
         if spans is None or before is None:
             self.spans = None if self.num_sampled else []
         else:
-            self.spans = _joined([*before, *_shifted(spans, by=self.num_before)])
+            self.spans = _merge_spans([*before, *_shift_spans(spans, by=self.num_before)])
 
     def rest(self) -> "Part":
-        """The part after it."""
+        """The part that samples what is missing after this one."""
         number = self.number + 1
         request = replace(
             self.request,
-            # The engine may still hold the old id.
+            # The engine may still know the old id.
             request_id=f"{self.first.request_id}-r{number}",
             token_ids=[*self.request.token_ids, *self.sampled],
             sampling=self._rest_of_sampling(),
@@ -274,32 +320,32 @@ class Part:
             sampling["max_tokens"] = self._room
         seed = sampling.get("seed")
         if isinstance(seed, int):
-            # The same seed would draw the numbers of the first tokens once more.
+            # The same seed would repeat the random numbers of the first tokens.
             sampling["seed"] = seed + _SEED_STEP
         return sampling
 
 
-def _shifted(spans: Collection[VersionSpan], *, by: int) -> list[VersionSpan]:
+def _shift_spans(spans: Collection[VersionSpan], *, by: int) -> list[VersionSpan]:
     return [
         VersionSpan(version=span.version, start=span.start + by, end=span.end + by)
         for span in spans
     ]
 
 
-def _joined(spans: Collection[VersionSpan]) -> list[VersionSpan]:
-    """Neighbours of one version as one span."""
-    joined: list[VersionSpan] = []
+def _merge_spans(spans: Collection[VersionSpan]) -> list[VersionSpan]:
+    """Merge neighbouring spans of the same version."""
+    merged: list[VersionSpan] = []
     for span in spans:
-        if joined and joined[-1].version == span.version and joined[-1].end == span.start:
-            joined[-1] = joined[-1].model_copy(update={"end": span.end})
+        if merged and merged[-1].version == span.version and merged[-1].end == span.start:
+            merged[-1] = merged[-1].model_copy(update={"end": span.end})
         else:
-            joined.append(span)
-    return joined
+            merged.append(span)
+    return merged
 
 
 def cache_salt(tenant: str, version: str) -> str:
-    """Keys and values are shared by no two tenants, and by no two versions.
+    """Salt of the prefix cache, so that no two tenants and no two versions share cached prefixes.
 
-    A hash, because vLLM refuses salts with a slash or of more than 128 characters.
+    It is a hash, because vLLM refuses salts with a slash or of more than 128 characters.
     """
     return hashlib.sha256(f"{tenant}:{version}".encode()).hexdigest()

@@ -1,7 +1,7 @@
 """Which replica holds the prefix of a session. Pure functions of values.
 
 Rendezvous hashing (Thaler and Ravishankar 1998): every replica has a score for a session, and the
-highest one gets it. A replica that comes or goes moves only the sessions that it wins or held.
+highest score wins. A replica that comes or goes moves only the sessions that it wins or loses.
 """
 
 import hashlib
@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 
-def preferred(session_id: str, names: Iterable[str]) -> str:
-    """The name that wins `session_id`; the same whatever the order of `names`, which has one."""
+def choose_name(session_id: str, names: Iterable[str]) -> str:
+    """The name that wins `session_id`, whatever the order of `names`, of which there is one."""
     return max(names, key=lambda name: (_score(session_id, name), name))
 
 
@@ -21,10 +21,10 @@ def _score(session_id: str, name: str) -> int:
 
 
 def is_overloaded(load: int, loads: Sequence[int], *, factor: float, slack: int) -> bool:
-    """Whether one more on `load` is far over the mean of all `loads`, itself included.
+    """Whether `load` with one more request is far above the mean of all `loads`, which include it.
 
-    The bound of Mirrokni, Thorup and Zadimoghaddam (2016), and `slack` more: with few requests
-    running a mean says little, and moving a session costs its prefix cache.
+    This is the bound of Mirrokni, Thorup and Zadimoghaddam (2016) plus `slack`: while few requests
+    run, the mean says little, and moving a session costs its prefix cache.
     """
     mean = (sum(loads) + 1) / len(loads)
     return load + 1 > math.ceil(factor * mean) + slack

@@ -1,7 +1,7 @@
 """Which engines a request may go to.
 
-An engine is in the pool while it is healthy and says that it serves a version of the policy. One
-that was restarted and not yet seeded again says `default`, and gets no request.
+An engine is in the pool while it is healthy and reports a version of the policy. One that was
+restarted and not yet seeded again reports `default` and gets no request.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onlinerl.errors import EngineFailed
+from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.serving.config import RoutingConfig
 from onlinerl.serving.interaction.engine import Engine
 from onlinerl.serving.observability.routing_metrics import RoutingMetrics
@@ -25,10 +26,10 @@ class Replica:
 
     engine: Engine
     health: Health
-    told: str | None = None
-    """The version of the policy that it told last; None when it told another or none."""
+    reported_version: str | None = None
+    """The version of the policy that it reported last; None when it reported anything else."""
     adapters: frozenset[str] = frozenset()
-    """LoRA adapters that it has loaded, where an arm asks for one."""
+    """LoRA adapters that it has loaded; only looked up while an arm is an adapter."""
     num_running: int = 0
     """Completions that it samples for this gateway."""
     reason: str = "not looked at yet"
@@ -37,7 +38,7 @@ class Replica:
     @property
     def version(self) -> str | None:
         """The version it serves; None keeps it out of the pool."""
-        return None if self.health.is_out else self.told
+        return None if self.health.is_out else self.reported_version
 
     @property
     def url(self) -> str:
@@ -46,12 +47,12 @@ class Replica:
 
 
 class ReplicaPool:
-    """Looks at every engine each `poll_s`, and hears how requests went.
+    """Checks every engine each `poll_s` seconds, and is told how requests went.
 
     Args:
-        engines: All there are; only the configuration names them.
+        engines: All engines; only the configuration names them.
         policy: Name of the policy.
-        poll_s: Time between two looks at one engine, seconds.
+        poll_s: Seconds between two checks of one engine.
         config: When a replica leaves and returns.
         metrics: What is counted.
     """
@@ -69,7 +70,7 @@ class ReplicaPool:
             Replica(engine, Health(config.eject_after, config.return_after)) for engine in engines
         ]
         self.asks_adapters: Callable[[], bool] = lambda: False
-        """Whether a look also asks which adapters are loaded."""
+        """Whether a check also asks which adapters are loaded."""
         self.policy = policy
         self._own_version = re.compile(rf"{re.escape(policy)}/[1-9][0-9]*")
         self._poll_s = poll_s
@@ -77,17 +78,17 @@ class ReplicaPool:
         self._watchers: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to check the engines."""
         self._watchers = [asyncio.create_task(self._watch(replica)) for replica in self.replicas]
 
     async def close(self) -> None:
-        """Stop looking."""
+        """Stop checking."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
 
     def serving(self) -> list[Replica]:
-        """Those that requests may go to."""
+        """The replicas that requests may go to."""
         return [replica for replica in self.replicas if replica.version is not None]
 
     def fault(self) -> str | None:
@@ -102,7 +103,7 @@ class ReplicaPool:
         return sorted({replica.version for replica in self.replicas if replica.version})
 
     def report(self) -> list[dict[str, object]]:
-        """Every replica as readiness tells it."""
+        """Every replica, in the form of the readiness endpoint."""
         return [
             {
                 "engine": replica.url,
@@ -114,25 +115,25 @@ class ReplicaPool:
             for replica in self.replicas
         ]
 
-    def saw(self, replica: Replica, version: str) -> None:
-        """An engine told its version, when asked or in an answer: it is taken at once."""
+    def note_version(self, replica: Replica, version: str) -> None:
+        """Take the version that an engine reported, in a check or in an answer."""
         if self._own_version.fullmatch(version):
-            self._change(replica, told=version)
+            self._change(replica, version=version)
         else:
-            self._change(replica, told=None, reason=f"an engine serves {version!r}")
+            self._change(replica, version=None, reason=f"an engine serves {version!r}")
 
-    def answered(self, replica: Replica) -> None:
-        """A completion came to its end."""
-        replica.health.answered()
+    def note_success(self, replica: Replica) -> None:
+        """Note that a completion reached its end."""
+        replica.health.note_answer()
 
-    def failed(self, replica: Replica, error: EngineFailed) -> None:
-        """A request did not come to its end."""
+    def note_failure(self, replica: Replica, error: EngineFailed) -> None:
+        """Note that a request failed."""
         points = points_of_request(error)
         if points:
             self._count(replica, error, points=points, kind="request")
 
     async def look(self, replica: Replica) -> None:
-        """Ask one engine what it serves."""
+        """Check one engine: ask what it serves."""
         try:
             version = await replica.engine.weight_version()
             if self.asks_adapters():
@@ -141,41 +142,47 @@ class ReplicaPool:
             self._count(replica, error, points=points_of_look(error), kind="look")
         else:
             was_out = replica.health.is_out
-            replica.health.looked_good(is_needed=not self.serving())
-            self.saw(replica, version)
+            replica.health.note_good_look(is_needed=not self.serving())
+            self.note_version(replica, version)
             if was_out and not replica.health.is_out:
                 logger.info("replica returned", extra={"engine": replica.url})
         self._show(replica)
 
     def _count(self, replica: Replica, error: EngineFailed, *, points: int, kind: str) -> None:
-        self._metrics.failures.labels(replica.url, kind).inc()
-        # What an engine says about a request may quote it, and this is logged and told to others.
+        self._metrics.replicas.failures.labels(replica.url, kind).inc()
+        # An engine's words about a request may quote it, and this reason is logged and shown.
         why = error.message if kind == "look" else f"a request failed with status {error.status}"
-        if replica.health.failed(points):
-            self._metrics.ejections.labels(replica.url).inc()
+        if replica.health.note_failure(points):
+            self._metrics.replicas.ejections.labels(replica.url).inc()
             logger.warning("replica ejected", extra={"engine": replica.url, "reason": why})
         if replica.version is None:
             replica.reason = f"an engine does not answer: {why}"
         self._show(replica)
 
-    def _change(self, replica: Replica, *, told: str | None, reason: str = "") -> None:
-        if told != replica.told:
+    def _change(self, replica: Replica, *, version: str | None, reason: str = "") -> None:
+        if version != replica.reported_version:
             logger.info(
                 "replica changed",
-                extra={"engine": replica.url, "version": told, "reason": reason},
+                extra={"engine": replica.url, "version": version, "reason": reason},
             )
-        replica.told = told
-        if told is None or not replica.health.is_out:
+        replica.reported_version = version
+        if version is None or not replica.health.is_out:
             replica.reason = reason
         self._show(replica)
 
     def _show(self, replica: Replica) -> None:
-        self._metrics.ready.labels(replica.url).set(replica.version is not None)
+        self._metrics.replicas.ready.labels(replica.url).set(replica.version is not None)
 
     async def _watch(self, replica: Replica) -> None:
+        faults = FaultStreak()
         while True:
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(faults.wait_s(self._poll_s))
             try:
                 await self.look(replica)
-            except Exception:
-                logger.exception("looking at a replica failed")
+            except Exception as error:
+                # An error of ours must not end the checks: the replica would stay as it is.
+                self._metrics.faults.labels("replicas").inc()
+                if faults.add(repr(error)):
+                    logger.exception("checking a replica failed", extra={"engine": replica.url})
+            else:
+                faults.clear()

@@ -1,4 +1,4 @@
-"""The end of the spool's files: appends, fsyncs, and cuts off what a failed write left."""
+"""Appends to the spool's segment files, fsyncs them, and cuts off what a failed write left."""
 
 import logging
 import os
@@ -13,10 +13,15 @@ logger = logging.getLogger(__name__)
 
 
 class Appender:
-    """One segment file at a time: CLOSED -`begin`-> OPEN -`end`-> CLOSED. Used by one thread.
+    """Writes one segment file at a time: CLOSED -`begin`-> OPEN -`end`-> CLOSED. Not thread-safe.
 
-    Every method may raise the OSError of the disk. After a failed `append` the file holds none of
-    the data, or is closed because that could not be made sure.
+    Every method may raise an OSError of the disk. After a failed `append` the file holds none of
+    the data; if the data could not be cut off, the file is closed.
+
+    Args:
+        folder: Folder of the spool.
+        fsync_s: Longest time between fsyncs, seconds.
+        clock: Monotonic time, seconds.
     """
 
     def __init__(
@@ -39,18 +44,18 @@ class Appender:
 
     @property
     def age_s(self) -> float:
-        """Since the open segment was begun."""
+        """Seconds since the open segment was begun."""
         return self._clock() - self._begun_at_s
 
     def begin(self, number: int) -> None:
-        """Make the file of a segment."""
+        """Create the file of a segment and open it."""
         path = segment_path(self._folder, number)
         self._file = cast(BinaryIO, path.open("xb", buffering=0))
         self._size = 0
         self._begun_at_s = self._clock()
 
     def append(self, data: bytes) -> None:
-        """Put all of `data` at the end of the open segment."""
+        """Append all of `data` to the open segment."""
         assert self._file is not None
         try:
             write_all(self._file, data)
@@ -61,21 +66,21 @@ class Appender:
         self.is_unsynced = True
 
     def sync(self, *, force: bool) -> None:
-        """Make sure of what was appended, if the last time is `fsync_s` ago or `force` is set."""
-        due = self._clock() - self._synced_at_s >= self._fsync_s
-        if self._file is None or not self.is_unsynced or not (due or force):
+        """Fsync the open segment if the last fsync was `fsync_s` ago, or if `force` is set."""
+        is_due = self._clock() - self._synced_at_s >= self._fsync_s
+        if self._file is None or not self.is_unsynced or not (is_due or force):
             return
         self._synced_at_s = self._clock()
         self.is_unsynced = False
         try:
             os.fsync(self._file.fileno())
         except OSError:
-            # Nothing may follow pages that the disk did not take.
+            # The disk may have lost pages of this file, so nothing may be appended after them.
             self._close()
             raise
 
     def end(self) -> None:
-        """Make sure of the open segment and close it."""
+        """Fsync the open segment and close it."""
         if self._file is not None:
             try:
                 self.sync(force=True)
@@ -83,7 +88,7 @@ class Appender:
                 self._close()
 
     def _cut_off(self) -> None:
-        """Every try would leak what the last one left, or tear the file."""
+        """Cut off a failed append; otherwise a torn record would lie between whole ones."""
         assert self._file is not None
         try:
             self._file.seek(self._size)
@@ -103,7 +108,7 @@ class Appender:
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:
-    """Unbuffered files may take less than they are given."""
+    """Write all of `data` to an unbuffered file, which may take only a part at once."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -1,10 +1,11 @@
-"""How far the spool was shipped, and to which incarnation of the topics. Survives a crash."""
+"""How far the spool was shipped, and to which incarnation of the topics; stored in a file."""
 
 import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from onlinerl.process.files import replace_file
 from onlinerl.serving.spool.segment_files import Position
 
 logger = logging.getLogger(__name__)
@@ -14,14 +15,14 @@ _NAME = "cursor.json"
 
 @dataclass(frozen=True)
 class Cursor:
-    """Everything before `position` was acknowledged by the topics with `topic_ids`."""
+    """Everything before `position` was acknowledged by the topics with the ids `topic_ids`."""
 
     position: Position
     topic_ids: dict[str, str] = field(default_factory=dict)
 
 
 def load_cursor(folder: Path) -> Cursor | None:
-    """The stored cursor; None when there is none, or none that can be read."""
+    """The stored cursor; None when there is none or it cannot be read."""
     path = folder / _NAME
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
@@ -30,19 +31,21 @@ def load_cursor(folder: Path) -> Cursor | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError):
-        # Shipping everything again is safe: ingest knows what it has.
+        # Everything is then shipped again, which is safe: ingest stores each event once.
         logger.error("the spool's cursor cannot be read", extra={"path": str(path)})
         return None
 
 
 def store_cursor(folder: Path, cursor: Cursor) -> None:
-    """Replace the stored cursor in one step."""
+    """Replace the stored cursor in one step.
+
+    Raises:
+        OSError: when the disk does not take it; the stored cursor is as before.
+    """
     position = cursor.position
     content = {
         "segment": position.segment,
         "offset": position.offset,
         "topic_ids": cursor.topic_ids,
     }
-    staging = folder / f"{_NAME}.tmp"
-    staging.write_text(json.dumps(content), encoding="utf-8")
-    staging.replace(folder / _NAME)
+    replace_file(folder / _NAME, json.dumps(content))

@@ -1,7 +1,7 @@
-"""A user is taken out of the spool: out of what waits for the log, and out of what is kept.
+"""Takes a user out of the spool: out of what waits for the log, and out of what is kept.
 
-`forget_user` is for a gateway that is stopped and for one that runs: the first is changed here, the
-second finds a request in its folder and does it between two batches.
+If the gateway is stopped, `forget_user` edits its spool directly. If it is running, `forget_user`
+leaves a request file, which the gateway handles between two batches.
 """
 
 import json
@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onlinerl.errors import ConfigError, LeaseHeld, ServiceUnavailable
+from onlinerl.process.files import replace_file
 from onlinerl.serving.interaction.events import Record
 from onlinerl.serving.spool.cursor import Cursor, load_cursor, store_cursor
 from onlinerl.serving.spool.segment_files import (
@@ -23,10 +24,11 @@ from onlinerl.serving.spool.segment_files import (
     lock_folder,
     pack,
     read_segment,
+    remove_temporary_files,
     segment_numbers,
     segment_path,
 )
-from onlinerl.serving.spool.shelf import Shelf
+from onlinerl.serving.spool.segment_index import SegmentIndex
 
 logger = logging.getLogger(__name__)
 
@@ -36,17 +38,17 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Person:
-    """Whose events go."""
+    """The user whose events are removed."""
 
     user_hash: str
     """Keyed hash, as it is logged."""
     tenant: str = ""
-    """Where `names` are looked for."""
+    """Tenant of the sessions and interactions in `names`."""
     names: frozenset[str] = frozenset()
-    """Sessions and interactions that go as a whole, whoever their events are of."""
+    """Sessions and interactions that are removed as a whole, whichever user their events have."""
 
     def owns(self, record: Record) -> bool:
-        """Whether an event is of the person, or about what goes with them."""
+        """Whether an event is the user's, or belongs to a session or interaction in `names`."""
         if not self.names and self.user_hash.encode() not in record.value:
             return False
         try:
@@ -55,22 +57,22 @@ class Person:
             return False
         return isinstance(event, dict) and (
             event.get("user") == self.user_hash
-            or (event.get("tenant") == self.tenant and not self.names.isdisjoint(_named(event)))
+            or (event.get("tenant") == self.tenant and not self.names.isdisjoint(_names_in(event)))
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forgotten:
-    """What became of a segment."""
+class RewrittenSegment:
+    """A segment without the user's events."""
 
     num_records: int
-    """Events of the user."""
+    """Events of the user that it held."""
     num_waiting: int
-    """Of these, how many were not shipped."""
+    """How many of these were not shipped."""
     size: int
-    """Of the segment without them, bytes."""
+    """Its new size, bytes."""
     cursor: Cursor
-    """The same place as before."""
+    """The spool's cursor, at the same place as before."""
 
 
 def forget_user(
@@ -81,44 +83,34 @@ def forget_user(
     names: Iterable[str] = (),
     timeout_s: float = 60.0,
 ) -> int:
-    """Take every event of a user out of a spool; how many there were.
+    """Remove every event of a user from a spool, and return how many there were.
 
     Args:
-        folder: of the spool; one that does not exist holds nothing.
-        user_hash: keyed hash of the user, as it is logged.
-        tenant: of the sessions and interactions in `names`.
-        names: sessions and interactions of which every event goes, whoever it is of.
-        timeout_s: for a running gateway to do it.
+        folder: Folder of the spool; one that does not exist holds nothing.
+        user_hash: Keyed hash of the user, as it is logged.
+        tenant: Tenant of the sessions and interactions in `names`.
+        names: Sessions and interactions of which every event is removed, whichever user it has.
+        timeout_s: How long a running gateway may take.
 
     Raises:
-        ConfigError: when `user_hash` is no hash.
-        ServiceUnavailable: when a gateway uses the spool and did not do it in time; it still will.
+        ConfigError: when `user_hash` is not a hash.
+        ServiceUnavailable: when a running gateway did not do it in time; it will do it later.
     """
     if _USER_HASH.fullmatch(user_hash) is None:
         raise ConfigError(f"{user_hash!r} is no hash of a user: give the value that is logged")
     if not folder.is_dir():
         return 0
-    ask, done = _paths(folder, user_hash)
     person = Person(user_hash=user_hash, tenant=tenant, names=frozenset(names))
-    token = secrets.token_hex(8)
-    asked = False
+    request = _Request(folder, person)
     deadline = time.monotonic() + timeout_s
     while True:
-        try:
-            lock = lock_folder(folder)
-        except LeaseHeld:
-            if not asked:
-                asked = True
-                _write(ask, _request(person, token=token))
-            num = _answer(done, token=token)
-            if num is not None:
-                return num
-        else:
-            with lock:
-                num = _forget_here(folder, person)
-                ask.unlink(missing_ok=True)
-                done.unlink(missing_ok=True)
-                return num
+        num = _forget_when_stopped(folder, person)
+        if num is not None:
+            request.withdraw()
+            return num
+        num = request.poll()
+        if num is not None:
+            return num
         if time.monotonic() > deadline:
             raise ServiceUnavailable(
                 f"the gateway that uses the spool {folder} did not take the user out within "
@@ -127,45 +119,81 @@ def forget_user(
         time.sleep(_POLL_S)
 
 
-def asked_to_forget(folder: Path, *, told: set[str]) -> Iterator[tuple[Person, str]]:
-    """Users that the gateway of this folder is asked to forget, each with the asker's token.
+class _Request:
+    """A request file for the gateway that uses the spool, and the file with its answer."""
 
-    A request that cannot be read is passed over: it may be readable next time. `told` holds those
-    that were warned of.
+    def __init__(self, folder: Path, person: Person) -> None:
+        self._ask, self._done = _paths(folder, person.user_hash)
+        self._person = person
+        self._token = secrets.token_hex(8)
+        """Tells the answer to this request from one that was left behind."""
+        self._is_written = False
+
+    def poll(self) -> int | None:
+        """Write the request once, then look for its answer: how many events were removed."""
+        if not self._is_written:
+            self._is_written = True
+            _write(self._ask, self._content())
+        try:
+            token, _, num = self._done.read_text(encoding="ascii").partition(" ")
+        except FileNotFoundError:
+            return None
+        if token != self._token:
+            return None
+        self._done.unlink(missing_ok=True)
+        return int(num)
+
+    def withdraw(self) -> None:
+        """Remove the request and its answer."""
+        self._ask.unlink(missing_ok=True)
+        self._done.unlink(missing_ok=True)
+
+    def _content(self) -> str:
+        person = self._person
+        return json.dumps(
+            {"token": self._token, "tenant": person.tenant, "names": sorted(person.names)}
+        )
+
+
+def read_requests(folder: Path, *, warned: set[str]) -> Iterator[tuple[Person, str]]:
+    """The users that the gateway of this folder is asked to forget, each with the request's token.
+
+    A request that cannot be read is skipped, because it may be readable next time. `warned` holds
+    the file names that a warning was logged for.
     """
     for path in sorted((folder / "forget").glob("*.ask")):
         if _USER_HASH.fullmatch(path.stem):
             try:
-                asked = json.loads(path.read_bytes())
-                names = frozenset(asked["names"])
-                person = Person(user_hash=path.stem, tenant=asked["tenant"], names=names)
-                token = str(asked["token"])
+                content = json.loads(path.read_bytes())
+                names = frozenset(content["names"])
+                person = Person(user_hash=path.stem, tenant=content["tenant"], names=names)
+                token = str(content["token"])
             except (OSError, ValueError, KeyError, TypeError) as error:
-                if path.name not in told:
-                    told.add(path.name)
+                if path.name not in warned:
+                    warned.add(path.name)
                     reason = type(error).__name__
                     logger.warning("%s, to forget a user, cannot be read: %s", path.name, reason)
                 continue
             yield person, token
 
 
-def note_forgotten(folder: Path, user_hash: str, *, token: str, num_records: int) -> None:
-    """Tell whoever asked that a user is forgotten."""
+def answer_request(folder: Path, user_hash: str, *, token: str, num_records: int) -> None:
+    """Tell the process that asked that the user is forgotten."""
     ask, done = _paths(folder, user_hash)
-    _write(done, f"{token} {num_records}".encode())
+    _write(done, f"{token} {num_records}")
     ask.unlink(missing_ok=True)
 
 
 def forget_in_segment(
     folder: Path, number: int, *, end: int, person: Person, cursor: Cursor
-) -> Forgotten | None:
-    """Rewrite a segment that nobody writes to without a user's events; None when it has none.
+) -> RewrittenSegment | None:
+    """Rewrite a closed segment without a user's events; None when it holds none.
 
-    What is torn goes too: nobody can tell whose it is. A crash in between loses nothing: at worst
-    some events are shipped twice.
+    A torn tail is removed too, because nobody can tell whose it is. A crash in between loses
+    nothing: at worst some events are shipped twice.
     """
     shipped_to = _shipped_to(cursor.position, number)
-    kept: list[bytes] = []
+    rest: list[bytes] = []
     num_records = num_waiting = intact = moved_to = size = 0
     try:
         for stored in read_segment(folder, Position(number, 0), end=end):
@@ -174,90 +202,72 @@ def forget_in_segment(
                 num_records += 1
                 num_waiting += intact > shipped_to
                 continue
-            kept.append(pack(stored.record))
-            size += len(kept[-1])
+            rest.append(pack(stored.record))
+            size += len(rest[-1])
             if intact <= shipped_to:
                 moved_to = size
     except FileNotFoundError:
-        return None  # dropped meanwhile
+        return None  # deleted meanwhile
     if not num_records and intact == end:
         return None
     if cursor.position.segment == number:
-        # Until the new file is there no place in it is right but its beginning.
+        # Until the new file is in place, its beginning is the only position that is valid in both.
         store_cursor(folder, replace(cursor, position=Position(number, 0)))
         cursor = replace(cursor, position=Position(number, moved_to))
-    _rewrite(segment_path(folder, number), b"".join(kept))
+    _rewrite(segment_path(folder, number), b"".join(rest))
     store_cursor(folder, cursor)
-    return Forgotten(num_records=num_records, num_waiting=num_waiting, size=size, cursor=cursor)
+    return RewrittenSegment(
+        num_records=num_records, num_waiting=num_waiting, size=size, cursor=cursor
+    )
 
 
-def _forget_here(folder: Path, person: Person) -> int:
-    """In a folder that is locked."""
-    sizes = {n: segment_path(folder, n).stat().st_size for n in segment_numbers(folder)}
-    cursor = Shelf(sizes, load_cursor(folder)).cursor
-    num = 0
-    for number, size in sizes.items():
-        found = forget_in_segment(folder, number, end=size, person=person, cursor=cursor)
-        if found is not None:
-            num += found.num_records
-            cursor = found.cursor
-    return num
+def _forget_when_stopped(folder: Path, person: Person) -> int | None:
+    """Remove the user's events from a spool that no gateway uses; None when one uses it."""
+    try:
+        lock = lock_folder(folder)
+    except LeaseHeld:
+        return None
+    with lock:
+        remove_temporary_files(folder)
+        sizes = {n: segment_path(folder, n).stat().st_size for n in segment_numbers(folder)}
+        cursor = SegmentIndex(sizes, load_cursor(folder)).cursor
+        num = 0
+        for number, size in sizes.items():
+            segment = forget_in_segment(folder, number, end=size, person=person, cursor=cursor)
+            if segment is not None:
+                num += segment.num_records
+                cursor = segment.cursor
+        return num
 
 
 def _shipped_to(position: Position, number: int) -> int:
-    """Bytes of a segment that are shipped; more than any for one that is shipped whole."""
+    """Bytes of a segment that are shipped; larger than any file for one that is shipped whole."""
     if number == position.segment:
         return position.offset
     return sys.maxsize if number < position.segment else 0
 
 
-def _named(event: Mapping[str, object]) -> Iterator[str]:
-    """Sessions and interactions that an event is of, goes on from or is about."""
+def _names_in(event: Mapping[str, object]) -> Iterator[str]:
+    """The session and the interactions that an event belongs to, extends or is about."""
     for field in ("session_id", "interaction_id", "parent_id"):
         name = event.get(field)
         if isinstance(name, str):
             yield name
 
 
-def _request(person: Person, *, token: str) -> bytes:
-    content = {"token": token, "tenant": person.tenant, "names": sorted(person.names)}
-    return json.dumps(content).encode()
-
-
 def _rewrite(path: Path, data: bytes) -> None:
-    """Replace a file in one step; its age stays, so that it is kept no longer than before."""
+    """Replace a segment and keep its age, so that it is not kept longer than before."""
     status = path.stat()
-    _write(path, data)
+    replace_file(path, data)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, content: str) -> None:
     path.parent.mkdir(exist_ok=True)
-    staging = path.with_name(f"{path.name}.tmp")
-    with staging.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    staging.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _answer(done: Path, *, token: str) -> int | None:
-    """What the gateway that runs answered to this request."""
-    try:
-        told, _, num = done.read_text(encoding="ascii").partition(" ")
-    except FileNotFoundError:
-        return None
-    if told != token:
-        return None
-    done.unlink(missing_ok=True)
-    return int(num)
+    replace_file(path, content)
 
 
 def _paths(folder: Path, user_hash: str) -> tuple[Path, Path]:
+    """The file of the request and the file of its answer."""
     base = folder / "forget"
     return base / f"{user_hash}.ask", base / f"{user_hash}.done"

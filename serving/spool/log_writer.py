@@ -1,10 +1,12 @@
-"""The seam to the event log: `KafkaWriter` speaks to a broker, `MemoryWriter` is its twin."""
+"""The seam to the event log: `KafkaWriter` writes to a broker, `MemoryWriter` is its twin."""
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+from typing_extensions import override
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.config import BrokerConfig
@@ -17,39 +19,39 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Published:
-    """What became of a batch."""
+    """The result of publishing a batch."""
 
     ends: Mapping[tuple[str, int], int]
-    """By topic and partition: the offset after the last record of the batch there."""
+    """The offset after the last record of the batch, by topic and partition."""
 
     refused: Sequence[Record] = ()
-    """Records that the log refuses for ever, e.g. because they are too large."""
+    """Records that the log will never take, e.g. because they are too large."""
 
 
 class LogWriter(Protocol):
-    """A connection to the event log; after an error it is closed and a new one made.
+    """A connection to the event log. After an error, close it and open another.
 
     Raises:
         ServiceUnavailable: from every method, when the log does not answer in time.
     """
 
     def topic_ids(self) -> dict[str, str]:
-        """The incarnation of every topic; topics that are missing are created."""
+        """The id of every topic, which a new topic of the same name changes; creates topics."""
 
     def publish(self, records: Sequence[Record]) -> Published:
         """Append records in order; returns when all are acknowledged."""
 
     def close(self) -> None:
-        """Disconnect without waiting; never raises."""
+        """Disconnect without waiting for unacknowledged records."""
 
 
 Connect = Callable[[], LogWriter]
 
 
-class KafkaWriter:
+class KafkaWriter(LogWriter):
     """The `LogWriter` over kafka-python: idempotent, `acks=all`, compressed.
 
-    At most one batch is in the producer, which has no bound of its own.
+    The producer has no bound of its own, so it never holds more than one batch.
     """
 
     def __init__(self, broker: BrokerConfig, config: SpoolConfig) -> None:
@@ -59,7 +61,7 @@ class KafkaWriter:
         timeout_ms = int(config.ship_timeout_s * 1000)
         self._admin = TopicAdmin(broker)
         try:
-            # A send needs the topics to exist.
+            # The topics have to exist before a record is sent.
             self._admin.ensure()
             with broker_errors(f"produce to {broker.bootstrap}"):
                 self._producer = KafkaProducer(
@@ -82,29 +84,32 @@ class KafkaWriter:
             self._admin.close()
             raise
 
+    @override
     def topic_ids(self) -> dict[str, str]:
-        """The topic ids of Kafka (KIP-516)."""
+        # Kafka's own ids of topics (KIP-516).
         return {name: topic.topic_id for name, topic in self._admin.ensure(ALL_TOPICS).items()}
 
+    @override
     def publish(self, records: Sequence[Record]) -> Published:
-        """Send, flush, and look at every acknowledgement."""
         ends: dict[tuple[str, int], int] = {}
         refused = self._send(records, ends=ends)
         if len(records) > 1:
-            # One record that is too large fails the batch it travels in: tell it from others.
+            # A record that is too large fails all records of its batch, so each is sent alone.
             refused = [record for record in refused if self._send([record], ends=ends)]
         return Published(ends, refused)
 
+    @override
     def close(self) -> None:
-        """Drop what is unacknowledged: the spool has it."""
+        from kafka.errors import KafkaError
+
         self._admin.close()
         try:
             self._producer.close(timeout=0)
-        except Exception:
+        except (KafkaError, OSError):
             logger.debug("closing a producer failed", exc_info=True)
 
     def _send(self, records: Sequence[Record], *, ends: dict[tuple[str, int], int]) -> list[Record]:
-        """Returns the records that were refused; the offsets of the others go into `ends`."""
+        """Send records, put the offsets after them into `ends`, and return the refused ones."""
         from kafka.errors import MessageSizeTooLargeError, RecordListTooLargeError
 
         too_large = (MessageSizeTooLargeError, RecordListTooLargeError)
@@ -134,35 +139,36 @@ class KafkaWriter:
         return self._producer.send(record.topic, key=record.key.encode(), value=record.value)
 
 
-class MemoryWriter:
-    """A `LogWriter` that remembers, and can be away, come back empty, or refuse a record."""
+class MemoryWriter(LogWriter):
+    """Twin of `KafkaWriter` for tests. It can be away, come back empty, or refuse records."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.incarnation = 1
         self.away = False
+        """Whether every method raises."""
         self.refuses: Callable[[Record], bool] = lambda _: False
         self.num_connects = 0
         self.num_closed = 0
 
     def connect(self) -> LogWriter:
-        """A connection; all are this object."""
+        """Open a connection; every connection is this object."""
         self._check()
         self.num_connects += 1
         return self
 
     def come_back_empty(self) -> None:
-        """Lose every record; the topics are new."""
+        """Lose every record and give the topics new ids."""
         self.records = []
         self.incarnation += 1
 
+    @override
     def topic_ids(self) -> dict[str, str]:
-        """The same id for every topic."""
         self._check()
         return {name: f"{name}#{self.incarnation}" for name in ALL_TOPICS}
 
+    @override
     def publish(self, records: Sequence[Record]) -> Published:
-        """Remember what is not refused; every topic has one partition."""
         self._check()
         refused = [record for record in records if self.refuses(record)]
         taken = [record for record in records if record not in refused]
@@ -171,8 +177,8 @@ class MemoryWriter:
         ends = {(record.topic, 0): num_records[record.topic] for record in taken}
         return Published(ends, refused)
 
+    @override
     def close(self) -> None:
-        """Count."""
         self.num_closed += 1
 
     def _check(self) -> None:

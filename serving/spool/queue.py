@@ -1,7 +1,7 @@
 """The bounded disk queue between requests and the event log.
 
-Nobody waits for a disk here: `put` leaves a record in memory, `SpoolWriter` stores it, and the
-shipper reads it back.
+Requests never wait for the disk: `put` queues a record in memory, the thread of `SpoolWriter`
+stores it, and the shipper reads it back.
 """
 
 import logging
@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from typing_extensions import override
+
 from onlinerl.rollout_store.event_log import TopicIdPartition
 from onlinerl.serving.config import SpoolConfig
-from onlinerl.serving.interaction.events import Record
+from onlinerl.serving.interaction.events import EventSink, Record
 from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.spool.cursor import load_cursor, store_cursor
 from onlinerl.serving.spool.forgetting import (
     Person,
-    asked_to_forget,
+    answer_request,
     forget_in_segment,
-    note_forgotten,
+    read_requests,
 )
 from onlinerl.serving.spool.segment_files import (
     Position,
@@ -28,27 +30,29 @@ from onlinerl.serving.spool.segment_files import (
     count_records,
     lock_folder,
     read_segment,
+    remove_temporary_files,
     segment_numbers,
     segment_path,
 )
-from onlinerl.serving.spool.shelf import Shelf, victims
+from onlinerl.serving.spool.segment_index import SegmentIndex, choose_evictions
 from onlinerl.serving.spool.writer import SpoolWriter
 
 logger = logging.getLogger(__name__)
 
 _ROLL_S = 5.0
-"""For the writer to store what is queued before a user is forgotten."""
+"""Seconds for the writer to store what is queued before a user is forgotten."""
 
 
-class Spool:
+class Spool(EventSink):
     """Records on their way to the log.
 
     QUEUED (memory, `put`) -> STORED (segment file, writer thread; a killed process loses nothing)
     -> SHIPPED (`ack`, shipper thread) -> DROPPED (the tables hold it, `retain_bytes` or `retain_s`
     is exceeded, or the disk is full).
 
-    Bounded by `queue_events`, `queue_bytes` and `max_bytes`. `put` and `confirm` may be called from
-    any thread, what else changes something by the shipper's only. One process per folder.
+    It is bounded by `queue_events`, `queue_bytes` and `max_bytes`. Any thread may call `put` and
+    `confirm`; only the shipper's thread may call the other methods that change something. Only one
+    process may use a folder.
 
     Raises:
         LeaseHeld: when another process uses the folder.
@@ -60,80 +64,77 @@ class Spool:
         self._config = config
         self._metrics = metrics
         self._lock_file = lock_folder(folder)
+        remove_temporary_files(folder)
         self._changed = threading.Condition()
         sizes = {n: segment_path(folder, n).stat().st_size for n in segment_numbers(folder)}
-        self._shelf = Shelf(sizes, load_cursor(folder))
+        self._index = SegmentIndex(sizes, load_cursor(folder))
         self._stored: Mapping[TopicIdPartition, int] = {}
-        self._told_requests: set[str] = set()
-        """Requests to forget a user that cannot be read, and were told of."""
-        # Behind zero by what lay on disk at the start: shipped records of this process count up.
+        self._warned_requests: set[str] = set()
+        """Requests to forget a user that cannot be read and that a warning was logged for."""
+        # Negative by the records on disk at the start, so that shipping them counts up to zero.
         self._num_shipped = -self._count_waiting()
         self._writer = SpoolWriter(
             folder,
             config,
-            shelf=self._shelf,
+            index=self._index,
             changed=self._changed,
             make_room=self._make_room,
             metrics=metrics,
         )
-        metrics.backlog_bytes.set_function(lambda: float(self.backlog_bytes))
-        metrics.waiting.set_function(lambda: float(self.num_waiting))
+        metrics.spool.backlog_bytes.set_function(lambda: float(self.backlog_bytes))
+        metrics.spool.waiting.set_function(lambda: float(self.num_waiting))
 
     @property
     def backlog_bytes(self) -> int:
         """Bytes on disk that are not shipped."""
         with self._changed:
-            return self._shelf.backlog_bytes
+            return self._index.backlog_bytes
 
     @property
     def num_waiting(self) -> int:
         """Events in memory and on disk that are not shipped."""
         with self._changed:
-            # What is torn was counted and is never shipped.
+            # A torn tail was counted as stored and is never shipped.
             on_disk = self._writer.num_stored - self._num_shipped
-            return self._writer.num_queued + (on_disk if self._shelf.backlog_bytes else 0)
+            return self._writer.num_queued + (on_disk if self._index.backlog_bytes else 0)
 
     @property
     def topic_ids(self) -> dict[str, str]:
-        """The incarnations of the topics that took what is shipped."""
+        """The ids of the topics that took the shipped records."""
         with self._changed:
-            return dict(self._shelf.cursor.topic_ids)
+            return dict(self._index.cursor.topic_ids)
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that was put is shipped."""
+        """Whether every record that was put is shipped."""
         with self._changed:
-            return self._writer.num_queued == 0 and self._shelf.backlog_bytes == 0
+            return self._writer.num_queued == 0 and self._index.backlog_bytes == 0
 
     @property
     def fault(self) -> str | None:
-        """Why nothing can be written; None while the disk takes records."""
+        """Why the disk takes no records; None while it does."""
         return self._writer.fault
 
+    @override
     def put(self, record: Record, *, on_stored: Callable[[], None] | None = None) -> None:
-        """Queue a record; never waits for a disk.
-
-        Raises:
-            SpoolFull: at a bound, for a record over `max_event_bytes`, or after `close`.
-        """
         self._writer.put(record, on_stored=on_stored)
 
     def read(self, *, max_records: int, max_bytes: int, timeout_s: float) -> list[Stored]:
-        """The records after those that were read before; waits for the first, up to `timeout_s`."""
+        """Read the next records; wait up to `timeout_s` seconds for the first."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._shelf.unread_bytes or self._writer.is_closing, timeout_s
+                lambda: self._index.unread_bytes or self._writer.is_closing, timeout_s
             )
         batch: list[Stored] = []
         size = 0
         while len(batch) < max_records and size < max_bytes:
-            found = self._read_some(
+            records = self._read_some(
                 max_records=max_records - len(batch), max_bytes=max_bytes - size
             )
-            if not found:
+            if not records:
                 break
-            batch += found
-            size += sum(len(stored.record.value) for stored in found)
+            batch += records
+            size += sum(len(stored.record.value) for stored in records)
         return batch
 
     def ack(
@@ -143,104 +144,104 @@ class Spool:
         topic_ids: Mapping[str, str],
         ends: Mapping[TopicIdPartition, int],
     ) -> None:
-        """The log took a batch, which was read after everything that was acknowledged before.
+        """Note that the log took a batch; batches are acknowledged in the order of reading.
 
         Args:
-            batch: what `read` returned.
-            topic_ids: of the topics that took it.
-            ends: offsets after the last record of the batch, by partition.
+            batch: What `read` returned.
+            topic_ids: Ids of the topics that took it.
+            ends: Offsets after the last record of the batch, by partition.
         """
         with self._changed:
-            self._shelf.ship(batch[-1].end, topic_ids=topic_ids, ends=ends)
+            self._index.ship(batch[-1].end, topic_ids=topic_ids, ends=ends)
             self._num_shipped += len(batch)
         self._store_cursor()
         self.prune()
 
     def reread(self) -> None:
-        """Read again what was read and not acknowledged."""
+        """Go back to the first record that was not acknowledged."""
         with self._changed:
-            self._shelf.read_position = self._shelf.cursor.position
+            self._index.read_position = self._index.cursor.position
 
     def rewind(self, *, topic_ids: Mapping[str, str]) -> None:
-        """The log came back empty: everything that is kept is to be shipped again."""
+        """Ship all records on disk again, because the log lost its data."""
         with self._changed:
-            self._shelf.rewind(topic_ids=topic_ids)
+            self._index.rewind(topic_ids=topic_ids)
             num_stored = self._writer.num_stored
         self._num_shipped = num_stored - self._count_waiting()
         self._store_cursor()
 
     def shipped_to(self) -> set[TopicIdPartition]:
-        """Where the records went that are kept for the case that the log loses them."""
+        """The partitions that hold shipped records which are still kept here."""
         with self._changed:
-            return self._shelf.partitions()
+            return self._index.partitions()
 
     def confirm(self, stored: Mapping[TopicIdPartition, int]) -> None:
-        """The tables hold every record before these offsets, so they need not be kept."""
+        """Note that the tables hold every record before these offsets, which need not be kept."""
         with self._changed:
             self._stored = dict(stored)
 
     def prune(self) -> None:
-        """Drop shipped segments that the tables hold, over `retain_bytes` or `retain_s` old."""
+        """Delete shipped segments that the tables hold, or that exceed the bounds of retention."""
         with self._changed:
-            confirmed = self._shelf.confirmed(self._stored)
+            confirmed = self._index.confirmed(self._stored)
         self._delete(confirmed, reason="confirmed")
         self._drop(
             retain_bytes=self._config.retain_bytes, retain_s=self._config.retain_s, reason="bound"
         )
 
-    def forget_asked(self) -> None:
-        """Take out the users that `forget_user` asks for; what fails is tried again next time."""
+    def handle_forget_requests(self) -> None:
+        """Remove the users that `forget_user` asks for; after a failure the request stays."""
         try:
-            for person, token in asked_to_forget(self._folder, told=self._told_requests):
+            for person, token in read_requests(self._folder, warned=self._warned_requests):
                 num_records = self.forget(person)
-                note_forgotten(self._folder, person.user_hash, token=token, num_records=num_records)
+                answer_request(self._folder, person.user_hash, token=token, num_records=num_records)
                 logger.info("a user was taken out of the spool", extra={"num_events": num_records})
         except OSError:
             logger.exception("a user could not be taken out of the spool yet")
 
     def forget(self, person: Person) -> int:
-        """Take every event of a user out of what waits and what is kept; how many.
+        """Remove every event of a user, waiting or kept, and return how many there were.
 
         Raises:
-            OSError: when the disk does not take the segments without them; try again.
+            OSError: when the disk does not take the rewritten segments; try again.
         """
         if not self._writer.roll(timeout_s=_ROLL_S):
             raise OSError("the spool could not store what is queued in time")
         self.reread()
         with self._changed:
-            closed = self._shelf.closed
+            closed = self._index.closed
         num_forgotten = sum(
             self._forget_in(number, size, person=person) for number, size in closed.items()
         )
-        self._metrics.forgotten.inc(num_forgotten)
+        self._metrics.spool.forgotten.inc(num_forgotten)
         return num_forgotten
 
     def close(self, *, timeout_s: float) -> None:
-        """Store what is queued and let the folder go; what the disk does not take is lost."""
+        """Store what is queued and unlock the folder; what the disk does not take is lost."""
         self._writer.close(timeout_s=timeout_s)
         self._lock_file.close()
 
     def _store_cursor(self) -> None:
         with self._changed:
-            cursor = self._shelf.cursor
+            cursor = self._index.cursor
         try:
             store_cursor(self._folder, cursor)
         except OSError:
-            # After a crash some events are shipped twice, and ingest knows them by their ids.
-            self._metrics.write_failures.inc()
+            # After a crash some events are shipped twice, which ingest detects by their ids.
+            self._metrics.spool.write_failures.inc()
             logger.exception("the spool's cursor cannot be written")
 
     def _count_waiting(self) -> int:
         """Records on disk after the cursor."""
         with self._changed:
-            places = self._shelf.after_cursor()
+            places = self._index.after_cursor()
         return sum(count_records(self._folder, start, end=end) for start, end in places)
 
     def _read_some(self, *, max_records: int, max_bytes: int) -> list[Stored]:
-        """Records of one segment; none when everything is read."""
+        """Read records of one segment; none when everything is read."""
         while True:
             with self._changed:
-                unread = self._shelf.unread()
+                unread = self._index.unread()
             if unread is None:
                 return []
             start, end = unread
@@ -253,57 +254,57 @@ class Spool:
                     break
             with self._changed:
                 if batch:
-                    self._shelf.read_position = batch[-1].end
+                    self._index.read_position = batch[-1].end
                     return batch
-                # Or reading would try it for ever.
-                self._shelf.skip_torn(start, Position(start.segment, end))
+                # A torn record is skipped, or every read would stop at it.
+                self._index.skip_torn(start, Position(start.segment, end))
 
     def _forget_in(self, number: int, size: int, *, person: Person) -> int:
         with self._changed:
-            cursor = self._shelf.cursor
-        found = forget_in_segment(self._folder, number, end=size, person=person, cursor=cursor)
-        if found is None:
+            cursor = self._index.cursor
+        segment = forget_in_segment(self._folder, number, end=size, person=person, cursor=cursor)
+        if segment is None:
             return 0
         with self._changed:
-            self._shelf.resize(number, found.size, cursor=found.cursor)
-            self._num_shipped += found.num_waiting
-        return found.num_records
+            self._index.resize(number, segment.size, cursor=segment.cursor)
+            self._num_shipped += segment.num_waiting
+        return segment.num_records
 
     def _make_room(self) -> None:
-        """The disk is full: new events are worth more than shipped ones."""
+        """Delete shipped segments on a full disk, because new events are worth more."""
         freed = self._drop(retain_bytes=-1, retain_s=0, reason="disk_full")
         if freed:
             logger.warning("shipped events are dropped for new ones", extra={"bytes": freed})
 
     def _drop(self, *, retain_bytes: int, retain_s: float, reason: str) -> int:
-        """Delete shipped segments over these bounds; how many bytes."""
+        """Delete shipped segments over these bounds, and return how many bytes they had."""
         with self._changed:
-            shipped = self._shelf.shipped()
-        # Looking at files holds up nobody.
+            shipped = self._index.shipped()
+        # Without the lock, because looking at files may take long.
         ages_s = {number: _age_s(segment_path(self._folder, number)) for number in shipped}
-        numbers = victims(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s)
+        numbers = choose_evictions(shipped, ages_s, retain_bytes=retain_bytes, retain_s=retain_s)
         return sum(shipped[number] for number in self._delete(numbers, reason=reason))
 
     def _delete(self, numbers: Collection[int], *, reason: str) -> list[int]:
-        """Which of them are gone; one that the disk does not let go is kept like any other."""
+        """Delete segments and return those that are gone; one that cannot be deleted stays."""
         deleted: list[int] = []
         for number in numbers:
             try:
                 segment_path(self._folder, number).unlink(missing_ok=True)
             except OSError:
-                # Full, where deleting takes space too, or read-only.
-                self._metrics.write_failures.inc()
+                # The disk is read-only, or full, where deleting takes space as well.
+                self._metrics.spool.write_failures.inc()
                 logger.exception("a shipped segment cannot be deleted")
                 continue
             with self._changed:
-                self._shelf.take(number)
-            self._metrics.dropped_segments.labels(reason).inc()
+                self._index.remove(number)
+            self._metrics.spool.dropped_segments.labels(reason).inc()
             deleted.append(number)
         return deleted
 
 
 def _age_s(path: Path) -> float:
-    """Since the last write; endless for a file that somebody deleted, 0 where nobody can tell."""
+    """Seconds since the last write; infinite for a deleted file, 0 when it cannot be looked up."""
     try:
         return time.time() - path.stat().st_mtime
     except FileNotFoundError:

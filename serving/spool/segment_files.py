@@ -1,7 +1,7 @@
-"""The files of the spool: records with a checksum each, in segments that are only appended to.
+"""The spool's segment files: records with a checksum each, which are only appended to.
 
-A segment is written by one process: after a restart the next one is begun, so a torn tail stays
-where it is and is never mistaken for the middle of a file.
+One process writes a segment, and a restarted process begins the next one. A torn record is
+therefore always at the end of a segment.
 """
 
 import fcntl
@@ -27,7 +27,7 @@ _SUFFIX = ".segment"
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """A place between two records."""
+    """A place between two records: number of the segment, and offset in bytes."""
 
     segment: int
     offset: int
@@ -35,21 +35,21 @@ class Position:
 
 @dataclass(frozen=True)
 class Stored:
-    """A record and the place after it."""
+    """A record in a segment, and the place after it."""
 
     record: Record
     end: Position
 
 
 def pack(record: Record) -> bytes:
-    """One record as it lies in a segment."""
+    """The bytes of a record in a segment."""
     head = to_json([record.topic, record.key])
     payload = head + b"\n" + record.value
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def unpack(payload: bytes) -> Record:
-    """The record of a payload whose checksum was right."""
+    """The record in a payload whose checksum was verified."""
     head, _, value = payload.partition(b"\n")
     topic, key = json.loads(head)
     return Record(topic=topic, key=key, value=value)
@@ -65,31 +65,41 @@ def segment_numbers(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())
 
 
-def read_segment(folder: Path, start: Position, *, end: int) -> Iterator[Stored]:
-    """Records from `start` up to byte `end` of that segment.
+def remove_temporary_files(folder: Path) -> None:
+    """Delete what a process left that was killed while it replaced a file of a spool.
 
-    Stops at the first record that is torn or whose checksum is wrong, and says so: nothing after
-    it can be told apart.
+    It may hold events of users, and no later erasure would look into it. Only for the process that
+    has locked the folder.
+    """
+    for path in folder.glob("*.tmp"):
+        path.unlink(missing_ok=True)
+
+
+def read_segment(folder: Path, start: Position, *, end: int) -> Iterator[Stored]:
+    """The records from `start` up to byte `end` of that segment.
+
+    It stops at the first record that is torn or has a wrong checksum, and logs an error, because
+    the records after it cannot be found.
     """
     path = segment_path(folder, start.segment)
     with path.open("rb") as file:
         file.seek(start.offset)
         position = start.offset
         while position < end:
-            found = _read_record(file)
-            if found is None:
+            next_record = _read_record(file)
+            if next_record is None:
                 logger.error(
                     "a spool segment ends in a torn record",
                     extra={"path": str(path), "offset": position, "lost_bytes": end - position},
                 )
                 return
-            record, size = found
+            record, size = next_record
             position += size
             yield Stored(record, Position(start.segment, position))
 
 
 def count_records(folder: Path, start: Position, *, end: int) -> int:
-    """How many records there are from `start` to byte `end`, by their lengths alone."""
+    """Count the records from `start` to byte `end`, reading only their lengths."""
     num = 0
     try:
         with segment_path(folder, start.segment).open("rb") as file:
@@ -110,10 +120,10 @@ def count_records(folder: Path, start: Position, *, end: int) -> int:
 
 
 def lock_folder(folder: Path) -> BinaryIO:
-    """Own a spool until the file that is returned is closed.
+    """Lock a spool for this process until the returned file is closed.
 
     Raises:
-        LeaseHeld: when another process does.
+        LeaseHeld: when another process has locked it.
     """
     file = (folder / "lock").open("ab")
     try:
@@ -132,7 +142,7 @@ def _read_record(file: BinaryIO) -> tuple[Record, int] | None:
     try:
         return unpack(payload), _HEAD.size + len(payload)
     except ValueError:
-        # Zeros, which a file system may leave after a crash, are the right checksum of nothing.
+        # A crash may leave zeros in a file, which read as an empty payload with a valid checksum.
         return None
 
 

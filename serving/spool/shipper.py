@@ -23,8 +23,8 @@ _BATCH_BYTES = 8 * 2**20
 class Shipper:
     """CONNECTING -> SHIPPING -> (log away) -> CONNECTING, with a back-off of at most 5 s.
 
-    A batch is acknowledged by the log, then the topic ids are looked at again, and only then the
-    spool's cursor moves: records that went to a log which was lost meanwhile are sent again.
+    After the log has acknowledged a batch, the topic ids are read again, and only then does the
+    spool's cursor move. Records that went to a log which was lost meanwhile are sent again.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Shipper:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shipper", daemon=True)
         self.fault: str | None = "not connected yet"
-        """Why nothing is shipped; None when the log takes events."""
+        """Why nothing is shipped; None while the log takes events."""
 
     def start(self) -> None:
         """Begin to ship."""
         self._thread.start()
 
     def close(self, *, drain_s: float) -> None:
-        """Stop when the spool is empty, at the latest after `drain_s`; the rest stays on disk."""
+        """Stop when the spool is empty or after `drain_s` seconds; the rest stays on disk."""
         deadline = time.monotonic() + drain_s
         while time.monotonic() < deadline and not self._spool.is_drained and self.fault is None:
             self._stopping.wait(0.05)
@@ -56,7 +56,7 @@ class Shipper:
         while not self._stopping.is_set():
             try:
                 self._spool.reread()
-                self._spool.forget_asked()
+                self._spool.handle_forget_requests()
                 with contextlib.closing(self._connect()) as log:
                     self._ship(log)
                     backoff_s = _MIN_BACKOFF_S
@@ -74,7 +74,7 @@ class Shipper:
             self._ship_again(topic_ids)
         while not self._stopping.is_set():
             self._note_health()
-            self._spool.forget_asked()
+            self._spool.handle_forget_requests()
             batch = self._spool.read(
                 max_records=self._config.ship_batch,
                 max_bytes=_BATCH_BYTES,
@@ -92,17 +92,17 @@ class Shipper:
                 topic_ids = topic_ids_after
                 self._ship_again(topic_ids)
             elif batch:
-                self._metrics.shipped.inc(len(batch))
+                self._metrics.shipping.shipped.inc(len(batch))
                 self._spool.ack(batch, topic_ids=topic_ids, ends=ends)
             else:
                 self._spool.prune()
             if 0 < len(batch) < self._config.ship_batch:
-                # Small batches would cost requests more time than they save events.
+                # Many small batches would take more time from requests than they gain for events.
                 self._stopping.wait(self._config.ship_linger_s)
 
     def _ship_again(self, topic_ids: dict[str, str]) -> None:
-        self._metrics.reshipped.inc()
-        logger.warning("the log came back empty: what is kept is shipped again")
+        self._metrics.shipping.reshipped.inc()
+        logger.warning("the log came back empty: kept events are shipped again")
         self._spool.rewind(topic_ids=topic_ids)
 
     def _note_health(self) -> None:
@@ -111,7 +111,7 @@ class Shipper:
             self.fault = None
 
     def _note_fault(self, fault: str) -> None:
-        self._metrics.ship_failures.inc()
+        self._metrics.shipping.ship_failures.inc()
         if self.fault is None or self.fault == "not connected yet":
             logger.warning("the event log is away, events are kept", extra={"fault": fault})
         self.fault = fault

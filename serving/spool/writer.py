@@ -1,4 +1,4 @@
-"""The spool's writing side: records from memory to segment files, by a thread."""
+"""The thread that writes the spool's records from memory to segment files."""
 
 import errno
 import logging
@@ -13,30 +13,32 @@ from onlinerl.serving.interaction.events import Record
 from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.spool.appender import Appender
 from onlinerl.serving.spool.segment_files import pack
-from onlinerl.serving.spool.shelf import Shelf
+from onlinerl.serving.spool.segment_index import SegmentIndex
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-"""After a failed write."""
+"""Seconds between a failed write and the next attempt."""
 _WAKE_S = 60.0
-"""How often a quiet spool looks whether its segment is old."""
+"""Seconds between two checks whether the open segment of a quiet spool is old."""
 _WRITE_BYTES = 4 * 2**20
-"""Written at once, so that a segment does not grow far over its size."""
+"""Bytes per write, so that a segment does not grow far beyond its size."""
 _OnStored = Callable[[], None] | None
 
 
 class SpoolWriter:
-    """QUEUED (`put`, any thread) -> STORED (the thread here). In order, none left out.
+    """QUEUED (`put`, any thread) -> STORED (the thread here), in order and without gaps.
 
-    QUEUED is bounded by `queue_events` and `queue_bytes`, both together by `max_bytes`. A disk that
-    takes nothing makes QUEUED grow to its bound, where `put` says so; when the disk takes records
-    again they are stored.
+    QUEUED is bounded by `queue_events` and `queue_bytes`, and together with the backlog on disk by
+    `max_bytes`. While the disk fails, records stay QUEUED, and `put` refuses more at the bound.
 
     Args:
-        shelf: is told of every segment and its size, under `changed`.
-        changed: guards everything here and the shelf; notified of every change.
-        make_room: called when the disk is full; deletes what can be done without.
+        folder: Folder of the spool.
+        config: The bounds, and when to write, fsync and end a segment.
+        index: Updated for every segment and its size, under `changed`.
+        changed: Guards everything here and the index; notified of every change.
+        make_room: Called when the disk is full; deletes what is not needed.
+        metrics: What is counted.
     """
 
     def __init__(
@@ -44,27 +46,27 @@ class SpoolWriter:
         folder: Path,
         config: SpoolConfig,
         *,
-        shelf: Shelf,
+        index: SegmentIndex,
         changed: threading.Condition,
         make_room: Callable[[], None],
         metrics: GatewayMetrics,
     ) -> None:
         self._config = config
-        self._shelf = shelf
+        self._index = index
         self._changed = changed
         self._make_room = make_room
         self._metrics = metrics
         self._queue: deque[tuple[bytes, _OnStored]] = deque()
         self._queued_bytes = 0
         self._num_awaited = 0
-        """Queued records whose caller waits until they are stored."""
+        """Queued records whose callers wait until they are stored."""
         self._closing = False
         self._rolling = False
         self._appender = Appender(folder, fsync_s=config.fsync_s)
         self.num_stored = 0
         """Records stored by this process."""
         self.fault: str | None = None
-        """Why nothing can be written; None while the disk takes records."""
+        """Why the disk takes no records; None while it does."""
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
@@ -75,11 +77,11 @@ class SpoolWriter:
 
     @property
     def is_closing(self) -> bool:
-        """Whether nothing more is taken."""
+        """Whether `put` refuses every record."""
         return self._closing
 
     def put(self, record: Record, *, on_stored: _OnStored) -> None:
-        """Queue a record; never waits for a disk.
+        """Queue a record without waiting for the disk.
 
         Raises:
             SpoolFull: at a bound, for a record over `max_event_bytes`, or after `close`.
@@ -92,11 +94,11 @@ class SpoolWriter:
             if on_stored is not None:
                 self._num_awaited += 1
             if on_stored is not None or len(self._queue) == 1:
-                # Waking the thread takes time from the request; one wake is enough for many.
+                # Waking the thread takes time from the request, so it is woken once for many.
                 self._changed.notify_all()
 
     def roll(self, *, timeout_s: float) -> bool:
-        """Store what is queued and close its segment; whether that was done in time."""
+        """Store what is queued and close its segment; False when that took too long."""
         with self._changed:
             self._rolling = True
             self._changed.notify_all()
@@ -115,7 +117,7 @@ class SpoolWriter:
             logger.error("events are lost: the disk takes none", extra={"num_events": num_lost})
 
     def _check_room(self, size: int) -> None:
-        config, backlog = self._config, self._shelf.backlog_bytes
+        config, backlog = self._config, self._index.backlog_bytes
         if self._closing:
             raise SpoolFull("the spool is closed")
         if size > config.max_event_bytes:
@@ -150,7 +152,7 @@ class SpoolWriter:
         except OSError as error:
             self._note_fault(error)
             with self._changed:
-                # Closing gives the disk one more chance, not more.
+                # While closing, the disk gets one more attempt and no more.
                 self._changed.wait_for(lambda: self._closing, _RETRY_S)
             return closing
         if batch:
@@ -174,30 +176,30 @@ class SpoolWriter:
         if not batch:
             return
         if not self._appender.is_open:
-            self._appender.begin(self._shelf.next_number)
+            self._appender.begin(self._index.next_number)
             with self._changed:
-                # Known from its first byte on, or a rewind could miss what is being written.
-                self._shelf.begin()
+                # Added before its first byte, or a rewind could miss what is being written.
+                self._index.begin()
         data = b"".join(piece for piece, _ in batch)
         self._appender.append(data)
         with self._changed:
-            self._shelf.grow(len(data))
+            self._index.grow(len(data))
             for _, on_stored in batch:
                 self._queue.popleft()
                 self._num_awaited -= on_stored is not None
             self._queued_bytes -= len(data)
             self.num_stored += len(batch)
             self._changed.notify_all()
-        self._metrics.spooled.inc(len(batch))
+        self._metrics.spool.spooled.inc(len(batch))
         for _, on_stored in batch:
-            _call(on_stored)
+            self._call(on_stored)
 
     def _end_due_segment(self) -> None:
-        """Close a segment that is full, old, or asked to be closed."""
+        """Close the segment if it is full or old, or if `roll` waits for it."""
         with self._changed:
-            is_full = self._shelf.open_bytes >= self._config.segment_bytes
+            is_full = self._index.open_bytes >= self._config.segment_bytes
             is_asked = self._rolling and not self._queue
-        # Segments also end by age, or a quiet gateway would keep old events for ever.
+        # Without a bound on age, a quiet gateway would keep old events for ever.
         is_old = self._appender.age_s > max(self._config.retain_s / 4, _WAKE_S)
         if is_full or is_old or is_asked:
             self._end_segment()
@@ -211,17 +213,17 @@ class SpoolWriter:
             self._appender.end()
         finally:
             with self._changed:
-                self._shelf.close()
+                self._index.close()
 
     def _note_fault(self, error: OSError) -> None:
-        """What was not written stays queued; when the queue is full `put` says so."""
-        self._metrics.write_failures.inc()
+        """Note a failed write; its records stay queued."""
+        self._metrics.spool.write_failures.inc()
         if self.fault is None:
             logger.error("the spool cannot be written, events wait in memory", exc_info=error)
         self.fault = str(error)
         if not self._appender.is_open:
             with self._changed:
-                self._shelf.close()
+                self._index.close()
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             self._make_room()
 
@@ -230,10 +232,11 @@ class SpoolWriter:
             logger.info("the spool can be written again")
             self.fault = None
 
-
-def _call(on_stored: _OnStored) -> None:
-    try:
-        if on_stored is not None:
-            on_stored()
-    except Exception:
-        logger.exception("a record was stored and nobody could be told")
+    def _call(self, on_stored: _OnStored) -> None:
+        try:
+            if on_stored is not None:
+                on_stored()
+        except Exception:
+            # A caller's fault must not end the thread that stores everybody's events.
+            self._metrics.spool.callback_failures.inc()
+            logger.exception("an event was stored, but its caller could not be told")

@@ -1,7 +1,7 @@
-"""The host copy of the weights that serve, and the version that is made ready beside it.
+"""The host copy of the weights that serve, and the version that is staged beside it.
 
-Runs inside an engine worker but knows neither vLLM nor torch: fetching, verifying and decoding
-happen in a background thread while the model serves, so that a commit only has to copy.
+It runs inside an engine worker but knows neither vLLM nor torch. A background thread fetches,
+verifies and decodes while the model serves, so that a commit only has to copy.
 """
 
 import logging
@@ -20,10 +20,11 @@ from onlinerl.errors import WeightsError
 logger = logging.getLogger(__name__)
 
 _NICENESS = 10
+"""Priority of the background thread: it gets the CPU time that serving leaves."""
 
 
 class StageRequest(BaseModel):
-    """What a worker is asked to make ready."""
+    """The version that a worker is asked to stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,29 +34,34 @@ class StageRequest(BaseModel):
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedVersion:
     """A verified version, ready to be loaded."""
 
     version: int
     weights: Weights
     changed: frozenset[str]
-    """Names of tensors that differ from the weights it was staged over; all when none are known."""
+    """Names of tensors that differ from the weights below; all when the names themselves differ."""
     base_version: int | None
+    """Version of the weights that it was staged over."""
     num_bytes: int
     """Bytes of payload that were read."""
     stage_ms: float
+    """Milliseconds that staging took."""
 
 
 class WeightStage:
-    """Weights of one worker.
+    """The weights of one worker.
 
         IDLE --stage()--> STAGING --thread--> STAGED --apply()--> APPLIED --settle()--> IDLE
                               |                                      |
                               +--error--> FAILED --stage()--> ...    +--revert()--> IDLE (as before)
 
     `stage`, `apply`, `revert` and `settle` are called by the worker's one RPC thread; the
-    background thread only ever writes its result under the lock. There is at most one background
+    background thread only writes its result, under the lock. There is at most one background
     thread: a second request while one runs is refused.
+
+    A version whose staging met an unexpected error is refused until the engine is restarted, so
+    that a controller does not repeat for ever what cannot succeed. Other versions can be staged.
     """
 
     def __init__(self, weights: Weights, *, version: int | None = None) -> None:
@@ -63,32 +69,42 @@ class WeightStage:
         self._thread: threading.Thread | None = None
         self._weights = dict(weights)
         self._version = version
-        self._staged: Staged | None = None
+        self._staged: StagedVersion | None = None
         self._undo: tuple[int | None, dict[str, HostTensor]] | None = None
         self._target: int | None = None
         self._error: str | None = None
+        self._faults: dict[int, str] = {}
+        """Unexpected errors of staging, by version."""
         self._digest: str | None = None
         self._apply_ms: float | None = None
 
     def stage(self, request: StageRequest) -> None:
-        """Start to make a version ready; `status` tells how it went.
+        """Start to stage a version; `status` shows the result.
 
         Raises:
-            WeightsError: while another request runs, or an applied version is not settled.
+            WeightsError: while another request runs, while an applied version is not settled, or
+                for a version whose staging met an unexpected error before.
         """
         if self._undo is not None:
             raise WeightsError(f"version {self._version} is applied and not settled yet")
+        if request.version in self._faults:
+            raise WeightsError(
+                f"staging version {request.version} met {self._faults[request.version]}: look into "
+                "the engine's log, and restart the engine to try again"
+            )
 
         def job() -> None:
             staged = self._resolve(request)
             with self._lock:
                 self._staged = staged
 
-        # Dropped first: of two staged versions nobody could tell which a commit means.
-        self._start(job, before=lambda: self._forget(target=request.version))
+        # What was staged before is dropped first, so that a commit can mean one version only.
+        self._start(
+            job, before=lambda: self._forget(target=request.version), target=request.version
+        )
 
     def start_checksum(self) -> None:
-        """Start to hash the host copy of what serves; `status` gives the digest.
+        """Start to hash the host copy of what serves; `status` shows the digest.
 
         Raises:
             WeightsError: while another request runs.
@@ -102,8 +118,8 @@ class WeightStage:
         self._digest = None
         self._start(job, before=lambda: None)
 
-    def apply(self, version: int, load: Callable[[Staged], None]) -> None:
-        """Let `load` put the staged version into the model; on failure everything is as before.
+    def apply(self, version: int, load: Callable[[StagedVersion], None]) -> None:
+        """Let `load` put the staged version into the model; if it raises, nothing changes here.
 
         Raises:
             WeightsError: when another version, or none, is staged.
@@ -128,14 +144,14 @@ class WeightStage:
         return None if self._undo is None else self._undo[1]
 
     def revert(self) -> None:
-        """Take back the last `apply`: the caller has put `undo()` into the model again."""
+        """Undo the last `apply`, after the caller has put `undo()` back into the model."""
         assert self._undo is not None
         with self._lock:
             (self._version, self._weights), self._undo = self._undo, None
             self._digest = None
 
     def settle(self) -> None:
-        """The applied version is final; the weights before it are let go."""
+        """Make the applied version final and free the weights before it."""
         self._undo = None
 
     @property
@@ -145,11 +161,11 @@ class WeightStage:
 
     @property
     def version(self) -> int | None:
-        """Version of what is in the model; None for the checkpoint that it started with."""
+        """Version of what is in the model; None for the checkpoint that the engine started with."""
         return self._version
 
     def status(self) -> dict[str, object]:
-        """Plain values for a remote caller."""
+        """The state as plain values, for a remote caller."""
         with self._lock:
             staged = self._staged
             running = self._thread is not None and self._thread.is_alive()
@@ -176,32 +192,45 @@ class WeightStage:
     def _forget(self, *, target: int) -> None:
         self._staged, self._target = None, target
 
-    def _start(self, job: Callable[[], None], *, before: Callable[[], None]) -> None:
+    def _start(
+        self, job: Callable[[], None], *, before: Callable[[], None], target: int | None = None
+    ) -> None:
+        """Run `job` in the background; `before` runs under the lock, unless another job runs."""
         if self._thread is not None and self._thread.is_alive():
             raise WeightsError("another version is being staged or hashed")
         with self._lock:
             before()
             self._error = None
-        self._thread = threading.Thread(target=self._run, args=(job,), name="weights", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(job, target), name="weights", daemon=True
+        )
         self._thread.start()
 
-    def _run(self, job: Callable[[], None]) -> None:
+    def _run(self, job: Callable[[], None], target: int | None) -> None:
         _yield_cores_to_serving()
         try:
             job()
-        except Exception as error:
+        except (WeightsError, OSError) as error:
             logger.warning("weights were not made ready", exc_info=True)
-            with self._lock:
-                self._error = f"{type(error).__name__}: {error}"
+            self._note_error(f"{type(error).__name__}: {error}", target=None)
+        except Exception as error:
+            logger.exception("making weights ready failed unexpectedly")
+            self._note_error(f"an unexpected {type(error).__name__}: {error}", target=target)
 
-    def _resolve(self, request: StageRequest) -> Staged:
+    def _note_error(self, error: str, *, target: int | None) -> None:
+        with self._lock:
+            self._error = error
+            if target is not None:
+                self._faults[target] = error
+
+    def _resolve(self, request: StageRequest) -> StagedVersion:
         started = time.monotonic()
         root, base, current = request.root, self._weights, self._version
         steps = plan(root, target=request.version, current=current)
         weights = resolve(root, target=request.version, current=current, base=base)
-        # A set of names that differs cannot be loaded in part.
+        # When the names themselves differ, the weights can only be loaded as a whole.
         changed = _changed(base, weights) if base.keys() == weights.keys() else frozenset(weights)
-        return Staged(
+        return StagedVersion(
             version=request.version,
             weights=weights,
             changed=changed,
@@ -221,6 +250,6 @@ def _changed(old: Mapping[str, HostTensor], new: Mapping[str, HostTensor]) -> fr
 
 
 def _yield_cores_to_serving() -> None:
-    """On Linux niceness belongs to the thread: decoding gets what the model leaves over."""
+    """Lower the priority of this thread; on Linux niceness belongs to the thread."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
     os.sched_setaffinity(0, range(os.cpu_count() or 1))

@@ -42,7 +42,7 @@ from onlinerl.deploy.weights.delta import HostTensor, Weights, read_checkpoint
 from onlinerl.errors import WeightsError
 from onlinerl.serving.vllm_plugin.cpu_seeds import leave_generators_alone
 from onlinerl.serving.vllm_plugin.cpu_speculation import repair
-from onlinerl.serving.vllm_plugin.weight_stage import Staged, StageRequest, WeightStage
+from onlinerl.serving.vllm_plugin.weight_stage import StagedVersion, StageRequest, WeightStage
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class OnlineRLWeightTransfer(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         self.stage = WeightStage(read_checkpoint(_checkpoint_folder(self.model_config)))
         self.broken: str | None = None
-        self._load: Callable[[torch.nn.Module, ModelConfig, Staged, Weights], None] = (
+        self._load: Callable[[torch.nn.Module, ModelConfig, StagedVersion, Weights], None] = (
             load_on_cpu if current_platform.is_cpu() else load_patches
         )
 
@@ -179,7 +179,7 @@ class WeightWorker:
 
 
 def load_on_cpu(
-    model: torch.nn.Module, model_config: ModelConfig, staged: Staged, old: Weights
+    model: torch.nn.Module, model_config: ModelConfig, staged: StagedVersion, old: Weights
 ) -> None:
     """Reload the model from the host copy, or leave it alone when no bit differs.
 
@@ -214,7 +214,7 @@ def _repack_tied_head(model: torch.nn.Module) -> None:
 
 
 def load_patches(
-    model: torch.nn.Module, model_config: ModelConfig, staged: Staged, old: Weights
+    model: torch.nn.Module, model_config: ModelConfig, staged: StagedVersion, old: Weights
 ) -> None:
     """Write only the changed elements, in place, through the model's own loader.
 

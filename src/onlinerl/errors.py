@@ -6,8 +6,16 @@ OnlineRLError
 ├── ServiceUnavailable (ConnectionError)  a broker, registry, engine or table did not answer
 ├── LeaseHeld (RuntimeError)              another process holds the lease for this work
 ├── RequestRefused (ValueError)           a caller's request cannot be served as it is
-├── EngineFailed (RuntimeError)           an engine refused or broke off an answer
-│   └── EngineUnreachable                 nothing listens where an engine should be
+├── EngineFailed (RuntimeError)           an answer of an engine could not be had
+│   ├── EngineUnreachable                 no connection to the engine could be opened
+│   ├── EngineDisconnected                the connection broke
+│   ├── EngineTimeout                     the engine did not answer in time
+│   ├── EngineProtocolError               the engine's answer cannot be used
+│   ├── EngineAborted                     the engine ended an answer before it was complete
+│   ├── EngineUnavailable                 the engine says that it cannot serve now
+│   ├── EngineRefused                     the engine refused the request
+│   ├── AnswerCutOff                      the gateway ended an answer before the engine did
+│   └── GatewayFault                      the gateway failed on a fault of its own
 ├── InvalidEvent (ValueError)             a logged record breaks the event contract
 ├── StoreConflict (RuntimeError)          another writer committed the same offsets first
 ├── CommitStuck (TimeoutError)            a commit to the tables did not end in time
@@ -72,26 +80,84 @@ class RequestRefused(OnlineRLError, ValueError):
 
 
 class EngineFailed(OnlineRLError, RuntimeError):
-    """Raised when an engine refuses or breaks off an answer; the gateway passes `status` on."""
+    """Base of everything that keeps an answer from its caller once an engine was asked.
 
-    def __init__(self, message: str, status: int = 502) -> None:
-        super().__init__(message, status)
+    Raise one of the causes below, and catch causes. Callers get `status`.
+    """
+
+    status = 502
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
         self.message = message
-        self.status = status
 
     def __str__(self) -> str:
         return self.message
 
 
 class EngineUnreachable(EngineFailed):
-    """Raised when no connection to an engine can be opened: nothing was sampled, ask another.
+    """No connection to the engine could be opened, so nothing was sampled.
 
-    `is_late`: it was not refused, only not taken in time, which may say that a machine is busy.
+    `is_late`: the connection was not refused, but not accepted in time; the machine may be busy.
     """
 
-    def __init__(self, message: str, status: int = 503, *, is_late: bool = False) -> None:
-        super().__init__(message, status)
+    status = 503
+
+    def __init__(self, message: str, *, is_late: bool = False) -> None:
+        super().__init__(message)
         self.is_late = is_late
+
+
+class EngineDisconnected(EngineFailed):
+    """The connection to the engine broke before the answer was complete."""
+
+    status = 503
+
+
+class EngineTimeout(EngineFailed):
+    """The engine did not answer in time."""
+
+    status = 504
+
+
+class EngineProtocolError(EngineFailed):
+    """The engine's answer could not be read, or is none that the gateway can use."""
+
+    status = 502
+
+
+class EngineAborted(EngineFailed):
+    """The engine ended an answer before it was complete."""
+
+    status = 502
+
+
+class EngineUnavailable(EngineFailed):
+    """The engine answered that it cannot serve now (503)."""
+
+    status = 503
+
+
+class EngineRefused(EngineFailed):
+    """The engine refused the request; its status is passed on to the caller."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        # All of them, so that the error can be pickled.
+        self.args = (message, status)
+        self.status = status
+
+
+class AnswerCutOff(EngineFailed):
+    """The gateway ended an answer before the engine did, for example because it stops."""
+
+    status = 503
+
+
+class GatewayFault(EngineFailed):
+    """The gateway failed on a fault of its own while it handled an engine's answer."""
+
+    status = 500
 
 
 class InvalidEvent(OnlineRLError, ValueError):

@@ -244,7 +244,7 @@ async def test_an_adapter_loaded_at_run_time_answers_as_its_own_version(
     base = await sampled(router, temperature=0)
     loading = {"lora_name": "assistant@2", "lora_path": str(adapter_dir)}
     await post(http, running, "/v1/load_lora_adapter", loading)
-    router.decide(Arms(canary=Target(arm="canary", version=2, share=1.0, adapter="assistant@2")))
+    router.set_arms(Arms(canary=Target(arm="canary", version=2, share=1.0, adapter="assistant@2")))
     await router.pool.look(router.pool.replicas[0])
     adapted = await sampled(router, temperature=0)
     await post(http, running, "/v1/unload_lora_adapter", {"lora_name": "assistant@2"})

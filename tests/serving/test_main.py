@@ -10,7 +10,7 @@ from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.serving.config import ApiKeyConfig, GatewayConfig, TimeoutsConfig
 from onlinerl.serving.gateway.answering import Gateway
-from onlinerl.serving.main import serve_gateway
+from onlinerl.serving.main import GatewayProcess, serve_gateway
 from tests.brokers import free_port
 
 KEYS = (ApiKeyConfig(name="a", sha256=hashlib.sha256(b"k").hexdigest()),)
@@ -19,15 +19,17 @@ KEYS = (ApiKeyConfig(name="a", sha256=hashlib.sha256(b"k").hexdigest()),)
 def serve(tmp_path: Path, *, tokenizer: str, **config: Any) -> None:
     asyncio.run(
         serve_gateway(
-            GatewayConfig(**config),
-            broker=BrokerConfig(),
-            policy="assistant",
-            tokenizer=tokenizer,
-            spool_dir=tmp_path / "spool",
-            keys_path=tmp_path / "keys.json",
-            responses_path=tmp_path / "responses.sqlite",
-            environment={"ONLINERL_USER_HASH_KEY": "pepper"},
-            stored=lambda _: {},
+            GatewayProcess(
+                config=GatewayConfig(**config),
+                broker=BrokerConfig(),
+                policy="assistant",
+                tokenizer=tokenizer,
+                spool_dir=tmp_path / "spool",
+                keys_path=tmp_path / "keys.json",
+                responses_path=tmp_path / "responses.sqlite",
+                environment={"ONLINERL_USER_HASH_KEY": "pepper"},
+                stored=lambda _: {},
+            )
         )
     )
 

@@ -26,7 +26,7 @@ from onlinerl.serving.engine_client.memory import MemoryEngine
 from onlinerl.serving.feedback.recorder import FeedbackRecorder
 from onlinerl.serving.gateway.answering import Gateway
 from onlinerl.serving.http.idempotency import Idempotency
-from onlinerl.serving.http.protocol_route import Door
+from onlinerl.serving.http.protocol_route import EntryChecks
 from onlinerl.serving.interaction.engine import Generate
 from onlinerl.serving.interaction.events import MemorySink
 from onlinerl.serving.interaction.request import Conversation, Message
@@ -134,13 +134,13 @@ def make_world(
     )
     keyring = Keyring(KEYS)
     app = create_app(gateway, keyring=keyring, feedback=feedback, responses=responses)
-    door = Door(
+    checks = EntryChecks(
         keyring=keyring,
         admission=Admission(settings.limits, metrics=metrics),
         idempotency=Idempotency(settings.idempotency, metrics=metrics),
     )
     for path, wire in (wires or {}).items():
-        methods, endpoint = wire_route(wire, gateway, door)
+        methods, endpoint = wire_route(wire, gateway, checks)
         app.router.routes.append(Route(path, endpoint, methods=[methods]))
     return World(app, gateway, engines, sink, renderer, said)
 

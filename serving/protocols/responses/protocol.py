@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from onlinerl.errors import EngineFailed, RequestRefused, ServiceUnavailable
 from onlinerl.serving.encoding.json import Body
-from onlinerl.serving.interaction.caller import narrowed
+from onlinerl.serving.interaction.caller import narrow_consent
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.ids import session_of
 from onlinerl.serving.interaction.pieces import Outcome
@@ -138,7 +138,9 @@ class ResponsesWire(Wire):
         return body
 
     def _is_to_be_stored(self, body: ResponsesBody, incoming: IncomingRequest) -> bool:
-        consent = narrowed(incoming.caller.consent, incoming.headers.get("x-onlinerl-consent"))
+        consent = narrow_consent(
+            incoming.caller.consent, incoming.headers.get("x-onlinerl-consent")
+        )
         is_possible = consent != "none" and incoming.config.responses.max_rows > 0
         if body.store and not is_possible:
             why = "consent is none" if consent == "none" else "[gateway.responses].max_rows is 0"

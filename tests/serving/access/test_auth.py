@@ -6,7 +6,7 @@ from onlinerl.errors import ConfigError, RequestRefused
 from onlinerl.rollout_store.user_hash import UserHasher
 from onlinerl.serving.access.auth import Keyring
 from onlinerl.serving.config import ApiKeyConfig
-from onlinerl.serving.interaction.caller import narrowed
+from onlinerl.serving.interaction.caller import narrow_consent
 
 
 def keyring() -> Keyring:
@@ -112,12 +112,12 @@ def test_the_hash_is_no_key() -> None:
     ],
 )
 def test_a_request_can_only_narrow(granted: str, asked: str | None, consent: str) -> None:
-    assert narrowed(granted, asked) == consent  # type: ignore[arg-type]
+    assert narrow_consent(granted, asked) == consent  # type: ignore[arg-type]
 
 
 def test_an_unknown_consent_is_refused() -> None:
     with pytest.raises(RequestRefused, match="yes"):
-        narrowed("train", "yes")
+        narrow_consent("train", "yes")
 
 
 def test_hashes_of_users_depend_on_key_and_tenant() -> None:

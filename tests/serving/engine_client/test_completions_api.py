@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineFailed, EngineProtocolError, EngineUnavailable
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.engine_client.completions_api import (
     adapters,
     error_message,
-    joined,
+    merge_chunks,
     parse_chunk,
     weight_version,
 )
@@ -98,7 +98,7 @@ def test_logprobs_are_taken_as_they_are(content: Any, expected: list[float]) -> 
     ],
 )
 def test_what_is_no_chunk_is_an_engine_failure(data: bytes) -> None:
-    with pytest.raises(EngineFailed, match="not a chunk"):
+    with pytest.raises(EngineProtocolError, match="could not parse"):
         parse_chunk(data)
 
 
@@ -124,14 +124,14 @@ def test_any_json_is_a_chunk_or_an_engine_failure(value: object) -> None:
 
 
 def test_an_error_event_keeps_message_and_status() -> None:
-    with pytest.raises(EngineFailed, match="boom") as caught:
+    with pytest.raises(EngineUnavailable, match="boom") as caught:
         parse_chunk(b'{"error": {"message": "boom", "code": 503}}')
     assert caught.value.status == 503
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b"null", b"{", b'{"weight_version": null}'])
 def test_an_engine_that_tells_no_version_has_failed(body: bytes) -> None:
-    with pytest.raises(EngineFailed, match="weight version"):
+    with pytest.raises(EngineProtocolError, match="weight version"):
         weight_version(body)
 
 
@@ -139,7 +139,7 @@ def test_adapters_are_the_models_beside_the_base() -> None:
     body = b'{"data": [{"id": "assistant"}, {"id": "assistant@12", "parent": "assistant"}]}'
 
     assert adapters(body, base="assistant") == {"assistant@12"}
-    with pytest.raises(EngineFailed, match="no models"):
+    with pytest.raises(EngineProtocolError, match="no models"):
         adapters(b'{"data": null}', base="assistant")
 
 
@@ -155,10 +155,10 @@ def test_chunks_that_came_at_once_are_one_where_every_token_has_its_own_entries(
     two = Chunk(token_ids=[3], logprobs=[-3.0], top_logprobs=[top])
     short = Chunk(token_ids=[4], logprobs=[])
 
-    assert joined([one, two]) == [
+    assert merge_chunks([one, two]) == [
         Chunk(token_ids=[1, 2, 3], logprobs=[-1.0, -2.0, -3.0], top_logprobs=[top, [], top])
     ]
     # Joined, the logprob of the last token would be taken for that of the one before it.
-    assert joined([short, two]) == [short, two]
-    assert joined([one]) == [one]
-    assert joined([]) == []
+    assert merge_chunks([short, two]) == [short, two]
+    assert merge_chunks([one]) == [one]
+    assert merge_chunks([]) == []

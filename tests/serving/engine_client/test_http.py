@@ -10,7 +10,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import (
+    EngineAborted,
+    EngineDisconnected,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnavailable,
+    EngineUnreachable,
+)
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.config import TimeoutsConfig
 from onlinerl.serving.engine_client.http import HttpEngine, engine_session
@@ -191,7 +199,7 @@ async def test_a_refusal_keeps_status_and_message(engine: HttpEngine, vllm: Fake
         return web.json_response({"error": {"message": "too long", "code": 400}}, status=400)
 
     vllm.generate = refuse
-    with pytest.raises(EngineFailed, match="too long") as caught:
+    with pytest.raises(EngineRefused, match="too long") as caught:
         await chunks(engine)
     assert caught.value.status == 400
 
@@ -204,7 +212,7 @@ async def test_an_engine_that_does_not_know_the_gateway_is_no_fault_of_the_calle
         return web.Response(status=status)
 
     vllm.generate = refuse
-    with pytest.raises(EngineFailed, match=str(status)) as caught:
+    with pytest.raises(EngineProtocolError, match=str(status)) as caught:
         await chunks(engine)
     assert caught.value.status == 502
 
@@ -215,7 +223,7 @@ async def test_an_error_event_breaks_the_stream(engine: HttpEngine, vllm: FakeVl
         return await stream(incoming, piece([5]), error)
 
     vllm.generate = fail
-    with pytest.raises(EngineFailed, match="boom") as caught:
+    with pytest.raises(EngineRefused, match="boom") as caught:
         await chunks(engine)
     assert caught.value.status == 500
 
@@ -224,7 +232,7 @@ async def test_a_stream_without_a_finish_reason_was_broken_off(
     engine: HttpEngine, vllm: FakeVllm
 ) -> None:
     vllm.generate = lambda incoming: stream(incoming, piece([5]), done=False)
-    with pytest.raises(EngineFailed, match="broke off"):
+    with pytest.raises(EngineAborted, match="broke off"):
         await chunks(engine)
 
 
@@ -234,7 +242,7 @@ async def test_a_silent_engine_times_out(engine: HttpEngine, vllm: FakeVllm) -> 
         return web.Response()
 
     vllm.generate = hang
-    with pytest.raises(EngineFailed) as caught:
+    with pytest.raises(EngineTimeout) as caught:
         await chunks(engine)
     assert caught.value.status == 504
 
@@ -263,7 +271,7 @@ async def test_a_connection_closed_in_the_answer_is_not_tried_again(
         return response
 
     vllm.generate = hang_up
-    with pytest.raises(EngineFailed):
+    with pytest.raises(EngineDisconnected):
         await chunks(engine)
     assert len(vllm.bodies) == 1
 
@@ -277,7 +285,7 @@ async def test_a_connection_that_closes_twice_is_given_up(
         return web.Response()
 
     vllm.generate = hang_up
-    with pytest.raises(EngineFailed) as caught:
+    with pytest.raises(EngineDisconnected) as caught:
         await chunks(engine)
     assert caught.value.status == 503
     assert len(vllm.bodies) == 2
@@ -319,10 +327,10 @@ async def test_a_late_health_check_is_told_from_a_bad_one(
 ) -> None:
     monkeypatch.setattr(engine, "_short_timeout", aiohttp.ClientTimeout(total=0.05))
     vllm.slow_s = 5.0
-    with pytest.raises(EngineFailed) as late:
+    with pytest.raises(EngineTimeout) as late:
         await engine.weight_version()
     vllm.slow_s, vllm.healthy = 0.0, False
-    with pytest.raises(EngineFailed) as bad:
+    with pytest.raises(EngineUnavailable) as bad:
         await engine.weight_version()
 
     assert (late.value.status, bad.value.status) == (504, 503)
@@ -379,7 +387,7 @@ async def test_the_version_of_an_unhealthy_engine_is_not_told(
 ) -> None:
     assert await engine.weight_version() == "assistant/3"
     vllm.healthy = False
-    with pytest.raises(EngineFailed) as caught:
+    with pytest.raises(EngineUnavailable) as caught:
         await engine.weight_version()
     assert caught.value.status == 503
 
@@ -391,7 +399,7 @@ async def test_an_engine_that_sends_elsewhere_has_failed(
         return web.Response(status=307, headers={"location": "/health"})
 
     vllm.generate = redirect
-    with pytest.raises(EngineFailed) as caught:
+    with pytest.raises(EngineProtocolError) as caught:
         await chunks(engine)
     assert caught.value.status == 502
 
@@ -439,7 +447,7 @@ async def test_a_whole_answer_without_an_end_is_a_failure(
     engine: HttpEngine, vllm: FakeVllm
 ) -> None:
     vllm.generate = whole([5], finish=None)
-    with pytest.raises(EngineFailed, match="broke off"):
+    with pytest.raises(EngineAborted, match="broke off"):
         _ = await chunks(engine, replace(request(), streamed=False))
 
 

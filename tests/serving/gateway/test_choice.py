@@ -263,4 +263,4 @@ def test_an_answer_whose_end_cannot_be_read_has_not_ended() -> None:
     with pytest.raises(ZeroDivisionError):
         choice.take(chunk("a", finish_reason="stop"))
 
-    assert not choice.ended
+    assert not choice.has_ended

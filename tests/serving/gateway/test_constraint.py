@@ -5,7 +5,7 @@ import pytest
 
 from onlinerl.errors import RequestRefused
 from onlinerl.rollout_store.schema import Sampling
-from onlinerl.serving.gateway.constraint import engine_parameters, grammar_of, settled
+from onlinerl.serving.gateway.constraint import engine_parameters, grammar_of, resolve_request
 from onlinerl.serving.interaction.request import (
     Conversation,
     JsonFormat,
@@ -46,7 +46,7 @@ def request(**changes: Any) -> Request:
 
 
 def grammar(**changes: Any) -> Mapping[str, object] | None:
-    return grammar_of(settled(request(**changes)), cast(Renderer, Grammars()))
+    return grammar_of(resolve_request(request(**changes)), cast(Renderer, Grammars()))
 
 
 def parameters(sampling: Sampling, **changes: Any) -> dict[str, object]:
@@ -80,8 +80,8 @@ def test_a_format_and_tools_are_refused_unless_none_may_be_called() -> None:
 
 
 def test_tools_that_may_not_be_called_are_not_told() -> None:
-    none = settled(request(tools=(WEATHER,), tool_choice=ToolChoice(mode="none")))
-    auto = settled(request(tools=(WEATHER,)))
+    none = resolve_request(request(tools=(WEATHER,), tool_choice=ToolChoice(mode="none")))
+    auto = resolve_request(request(tools=(WEATHER,)))
 
     assert isinstance(none.prompt, Conversation)
     assert isinstance(auto.prompt, Conversation)
@@ -96,25 +96,25 @@ def test_tools_that_may_not_be_called_are_not_told() -> None:
     ],
 )
 def test_nobody_thinks_before_what_is_forced(changes: dict[str, Any], param: str) -> None:
-    forced = settled(request(**changes))
+    forced = resolve_request(request(**changes))
 
     assert isinstance(forced.prompt, Conversation)
     assert forced.prompt.thinking is False
     with pytest.raises(RequestRefused, match="reasoning") as caught:
-        settled(request(thinking=True, **changes))
+        resolve_request(request(thinking=True, **changes))
     assert caught.value.param == param
 
 
 def test_calls_that_may_be_made_leave_thinking_as_it_was() -> None:
     free = request(tools=(WEATHER,), thinking=True)
 
-    assert settled(free) is free
+    assert resolve_request(free) is free
 
 
 def test_a_raw_prompt_stays_as_it_is() -> None:
     raw = request(prompt=RawPrompt(text="Hi"))
 
-    assert settled(raw) is raw
+    assert resolve_request(raw) is raw
     assert grammar_of(raw, cast(Renderer, Grammars())) is None
 
 

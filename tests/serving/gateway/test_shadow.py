@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineRefused
 from onlinerl.rollout_store.schema import InteractionEvent
 from onlinerl.serving.config import ArmsConfig, LimitsConfig
 from onlinerl.serving.gateway import shadow as shadow_module
@@ -21,7 +21,7 @@ async def make_shadowed(
     """The champion on one engine, version 14 as shadow on the other."""
     world = make_world(renderer, num_engines=2, **config)
     world.engines[0].version, world.engines[1].version = "assistant/12", "assistant/14"
-    world.gateway.router.decide(
+    world.gateway.router.set_arms(
         Arms(
             canary=Target(arm="canary", version=13, share=canary) if canary is not None else None,
             shadow=Target(arm="shadow", version=14, share=share),
@@ -165,7 +165,7 @@ async def test_a_shadow_that_fails_disturbs_nobody(
         return "assistant/14"
 
     world.engines[1].weight_version = version  # type: ignore[method-assign]
-    world.engines[1].failure = EngineFailed("out of memory", 500)
+    world.engines[1].failure = EngineRefused("out of memory", 500)
     caller = await ask(world)
     async with asyncio.timeout(60):
         while not outcomes(world, "failed"):
@@ -175,7 +175,7 @@ async def test_a_shadow_that_fails_disturbs_nobody(
 
     assert caller.status == 200
     assert [event.arm for event in world.interactions] == ["champion"]
-    assert [(each["error"], each["status"]) for each in told] == [("EngineFailed", 500)]
+    assert [(each["error"], each["status"]) for each in told] == [("EngineRefused", 500)]
     assert "out of memory" not in str(told), "what an engine says may quote the request"
 
 

@@ -6,9 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Send
 
-from onlinerl.errors import EngineFailed, RequestRefused
+from onlinerl.errors import EngineAborted, EngineFailed, RequestRefused
 from onlinerl.serving.config import IdempotencyConfig
-from onlinerl.serving.http.idempotency import Idempotency, Once, once
+from onlinerl.serving.http.idempotency import Idempotency, IdempotentRequest, parse_idempotency_key
 from onlinerl.serving.interaction.caller import Caller
 from onlinerl.serving.observability.metrics import GatewayMetrics
 
@@ -22,8 +22,10 @@ START: Message = {
 }
 
 
-def key(value: str = "k", *, caller: Caller = ACME, path: str = "/v1", body: object = 1) -> Once:
-    found = once(value, caller=caller, path=path, body=body)
+def key(
+    value: str = "k", *, caller: Caller = ACME, path: str = "/v1", body: object = 1
+) -> IdempotentRequest:
+    found = parse_idempotency_key(value, caller=caller, path=path, body=body)
     assert found is not None
     return found
 
@@ -45,7 +47,7 @@ class Desk:
         self.pieces: Sequence[bytes] = (b"data: 1\n\n", b"data: 2\n\n")
         self.left = asyncio.Event()
 
-    async def ask(self, request: Once | None) -> list[Message]:
+    async def ask(self, request: IdempotentRequest | None) -> list[Message]:
         sent: list[Message] = []
 
         async def send(message: Message) -> None:
@@ -122,10 +124,12 @@ async def test_the_same_key_with_another_body_is_refused(running: bool) -> None:
 
 
 async def test_other_spacing_is_the_same_body_and_other_terms_are_not() -> None:
-    same = once("k", caller=ACME, path="/", body={"a": 1, "b": 2})
+    same = parse_idempotency_key("k", caller=ACME, path="/", body={"a": 1, "b": 2})
 
-    assert same == once("k", caller=ACME, path="/", body={"b": 2, "a": 1})
-    assert same != once("k", caller=ACME, path="/", body={"a": 1, "b": 2}, terms=["none"])
+    assert same == parse_idempotency_key("k", caller=ACME, path="/", body={"b": 2, "a": 1})
+    assert same != parse_idempotency_key(
+        "k", caller=ACME, path="/", body={"a": 1, "b": 2}, terms=["none"]
+    )
 
 
 async def test_a_second_request_waits_for_the_first() -> None:
@@ -175,7 +179,7 @@ async def test_an_answer_that_is_not_whole_frees_the_key(how: str) -> None:
     await asyncio.sleep(0)
     second = asyncio.create_task(desk.ask(key()))
     await asyncio.sleep(0)
-    desk.whole, desk.failure = how != "left", EngineFailed("no") if how == "failed" else None
+    desk.whole, desk.failure = how != "left", EngineAborted("no") if how == "failed" else None
     desk.go_on.set()
     await asyncio.wait({first})
     desk.whole, desk.failure = True, None
@@ -258,7 +262,7 @@ async def test_answers_that_run_count_too() -> None:
 
 async def test_everything_is_given_back_when_answers_fail() -> None:
     desk = Desk()
-    desk.failure = EngineFailed("no")
+    desk.failure = EngineAborted("no")
     for _ in range(3):
         with pytest.raises(EngineFailed):
             await desk.ask(key())
@@ -269,7 +273,7 @@ async def test_everything_is_given_back_when_answers_fail() -> None:
 @pytest.mark.parametrize("header", ["", "x" * 256, "a\nb", "ä"])
 async def test_a_key_that_is_no_key_is_refused(header: str) -> None:
     with pytest.raises(RequestRefused, match="Idempotency-Key"):
-        once(header, caller=ACME, path="/", body={})
+        parse_idempotency_key(header, caller=ACME, path="/", body={})
 
 
 async def test_a_gateway_without_entries_refuses_the_header_instead_of_ignoring_it() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onlinerl.errors import EngineFailed, RequestRefused
+from onlinerl.errors import EngineAborted, EngineFailed, EngineRefused, RequestRefused
 from onlinerl.rollout_store.schema import Sampling
 from onlinerl.serving.config import KeyLimits, LimitsConfig
 from onlinerl.serving.encoding.json import Body
@@ -123,7 +123,7 @@ async def test_errors_before_the_first_byte_come_in_its_envelope(
 ) -> None:
     refused = await ask(world, {}, path=PATH)
     unknown = await ask(world, {"q": "Hi"}, path=PATH, key="wrong")
-    world.engine.failure = EngineFailed("no", 418)
+    world.engine.failure = EngineRefused("no", 418)
     failed = await plain(world, stream=stream)
 
     assert (refused.status, refused.json) == (400, {"plain_error": "ask something"})
@@ -135,7 +135,7 @@ async def test_an_error_after_the_first_byte_is_its_event(world: World, wire: Pl
     world.engine.hold_at = 2
     caller = Caller(world.app, json_body={"q": "Hi", "stream": True}, path=PATH)
     await caller.until(b"Click")
-    world.engine.failure = EngineFailed("died", 502)
+    world.engine.failure = EngineAborted("died")
     await caller.done()
 
     assert caller.received.endswith(b"!died")
@@ -233,7 +233,7 @@ async def test_every_way_out_gives_the_place_back(renderer: TemplateRenderer) ->
         refused = await ask(world, {}, path=PATH)
         unknown = await ask(world, body(model="other"))
         answered = await ask(world, {"q": "Hi"}, path=PATH, headers=key)
-        world.engine.failure = EngineFailed("no", 418)
+        world.engine.failure = EngineRefused("no", 418)
         failed = await plain(world)
         world.engine.failure = None
         wire.fault = OSError("disk full")

@@ -5,18 +5,19 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineRefused
 from onlinerl.serving.config import LimitsConfig
-from onlinerl.serving.observability.metrics import MAX_VERSIONS, GatewayMetrics
+from onlinerl.serving.observability.answer_metrics import MAX_VERSIONS
+from onlinerl.serving.observability.metrics import GatewayMetrics
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from tests.serving.world import Caller, body, make_world
 
 
 def answered(metrics: GatewayMetrics, version: str, *, num_tokens: int = 3) -> None:
-    metrics.count_answer(
+    metrics.answers.count(
         policy_version=version, num_prompt_tokens=7, choices=[("stop", num_tokens)]
     )
-    metrics.observe_times(
+    metrics.answers.observe_times(
         policy_version=version, ttft_s=0.2, latency_s=0.6, num_tokens=num_tokens, overhead_s=0.003
     )
 
@@ -86,7 +87,7 @@ async def test_whatever_happens_to_many_requests_at_once_no_counter_goes_down(
     for round_number in range(MAX_VERSIONS + 10):
         for engine in world.engines:
             engine.version = f"assistant/{round_number + 1}"
-            engine.failure = EngineFailed("no", 418) if round_number % 5 == 4 else None
+            engine.failure = EngineRefused("no", 418) if round_number % 5 == 4 else None
             engine.hold_at = 2 if round_number % 3 == 2 else None
         callers = [Caller(world.app, json_body=body(stream=n % 2 == 0)) for n in range(8)]
         for caller in callers[:: 1 if world.engine.hold_at else 4]:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from starlette.types import ASGIApp
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineRefused
 from onlinerl.serving.config import TracingConfig
 from onlinerl.serving.observability.opentelemetry import OpenTelemetryTracing
 from onlinerl.serving.observability.tracing import NoTracing, open_tracing
@@ -116,13 +116,13 @@ async def test_only_the_configured_share_is_traced(renderer: Renderer) -> None:
 
 
 async def test_failures_are_marked_with_their_type_alone(traced: Traced) -> None:
-    traced.world.engine.failure = EngineFailed(f"the prompt was {SECRET}", 500)
+    traced.world.engine.failure = EngineRefused(f"the prompt was {SECRET}", 500)
     await traced.ask()
     server, client = traced.of(SpanKind.SERVER), traced.of(SpanKind.CLIENT)
 
     assert server.status.status_code is client.status.status_code is StatusCode.ERROR
     assert client.attributes is not None
-    assert client.attributes["error.type"] == "EngineFailed"
+    assert client.attributes["error.type"] == "EngineRefused"
     assert not any(span.events for span in traced.spans)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineAborted, EngineRefused
 from onlinerl.serving.config import IdempotencyConfig, KeyLimits, LimitsConfig
 from onlinerl.serving.rendering.protocol import Renderer
 from tests.serving.world import KEY, OTHER_KEY, Caller, World, ask, body, make_world
@@ -103,7 +103,7 @@ async def test_a_refused_request_gives_its_place_back(
 
 async def test_an_engine_that_fails_gives_the_place_back(renderer: Renderer) -> None:
     world = await limited(renderer, max_in_flight=1)
-    world.engine.failure = EngineFailed("died", 500)
+    world.engine.failure = EngineRefused("died", 500)
     statuses = [(await ask(world)).status for _ in range(3)]
     world.engine.failure = None
 
@@ -200,7 +200,7 @@ async def test_a_stream_that_broke_is_sampled_anew(world: World) -> None:
     while not world.engine.requests:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.02)
-    world.engine.failure = EngineFailed("died", 502)
+    world.engine.failure = EngineAborted("died")
     await caller.done()
     world.engine.failure, world.engine.hold_at = None, None
     again = await ask(world, body(stream=True), headers=ONCE)
@@ -209,7 +209,7 @@ async def test_a_stream_that_broke_is_sampled_anew(world: World) -> None:
 
 
 async def test_a_refusal_is_not_kept(world: World) -> None:
-    world.engine.failure = EngineFailed("died", 500)
+    world.engine.failure = EngineRefused("died", 500)
     failed = await ask(world, body(), headers=ONCE)
     world.engine.failure = None
     again = await ask(world, body(), headers=ONCE)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineProtocolError, EngineRefused, EngineUnavailable
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.config import LimitsConfig, SamplingDefaults
 from onlinerl.serving.rendering.chat_template import ChatTemplate, load_model_text
@@ -241,7 +241,7 @@ async def test_the_choice_that_ends_last_tells_what_the_engine_serves(
 async def test_the_prefix_cache_is_salted_by_tenant_and_version(world: World) -> None:
     await ask(world, key=KEY)
     await ask(world, key=OTHER_KEY)
-    world.gateway.pool.saw(world.gateway.pool.replicas[0], "assistant/2")
+    world.gateway.pool.note_version(world.gateway.pool.replicas[0], "assistant/2")
     await ask(world, key=KEY)
 
     salts = [request.cache_salt for request in world.engine.requests]
@@ -459,7 +459,7 @@ async def test_configured_defaults_are_used_and_logged(renderer: TemplateRendere
 
 
 async def test_an_error_before_the_first_byte_keeps_its_status(world: World) -> None:
-    world.engine.failure = EngineFailed("too long", 400)
+    world.engine.failure = EngineRefused("too long", 400)
     for stream in (False, True):
         caller = await ask(world, body(stream=stream))
 
@@ -472,7 +472,7 @@ async def test_an_error_after_the_first_byte_ends_the_stream_with_an_event(world
     world.engine.hold_at = 3
     caller = Caller(world.app, json_body=body(stream=True))
     await caller.until(b" link")
-    world.engine.failure = EngineFailed("died", 502)
+    world.engine.failure = EngineProtocolError("died")
     await caller.done()
 
     assert caller.status == 200
@@ -497,7 +497,7 @@ async def test_an_abort_by_the_engine_is_never_a_stop(world: World, stream: bool
 
 
 async def test_without_an_engine_the_answer_is_503(world: World) -> None:
-    world.engine.failure = EngineFailed("down", 503)
+    world.engine.failure = EngineUnavailable("down")
     await world.gateway.pool.look(world.gateway.pool.replicas[0])
     caller = await ask(world)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineAborted
 from onlinerl.rollout_store.schema import Protocol
 from onlinerl.serving.config import LimitsConfig
+from onlinerl.serving.engine_client.completions_api import failure_of
 from onlinerl.serving.protocols.responses.store import MemoryResponseStore
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from tests.serving.world import KEY, LOG_KEY, OTHER_KEY, USER, Caller, World, ask, make_world
@@ -201,7 +202,7 @@ async def test_leaving_stops_the_engine_frees_the_place_and_logs_what_was_sample
 async def test_an_error_before_the_first_byte_keeps_its_status_in_its_envelope(
     world: World, spoken: Spoken, stream: bool, status: int
 ) -> None:
-    world.engine.failure = EngineFailed("the engine says no", status)
+    world.engine.failure = failure_of(status, "the engine says no")
     caller = await ask(world, {**spoken.asked, "stream": stream}, path=spoken.path)
 
     assert caller.status == status
@@ -219,7 +220,7 @@ async def test_an_error_after_the_first_byte_is_the_last_event_and_the_row_says_
     async with asyncio.timeout(60):
         while not shown(spoken, caller):
             await asyncio.sleep(0.001)
-    world.engine.failure = EngineFailed("the engine died", 502)
+    world.engine.failure = EngineAborted("the engine died")
     await caller.done()
     await world.ended()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import EngineDisconnected, EngineUnreachable
 from onlinerl.serving.interaction.engine import Generate
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from tests.serving.world import World, ask, body, make_world, rendered, speak
@@ -90,7 +90,7 @@ async def test_after_the_first_token_a_failure_is_told_and_nothing_is_asked_agai
 
         async def pace(request: Generate, *, num_served: int) -> None:
             if num_served == 2:
-                raise EngineFailed("the connection to the engine broke", 503)
+                raise EngineDisconnected("the connection to the engine broke")
 
         engine._pace = pace  # type: ignore[method-assign]
     caller = await ask(world, body(stream=True))

@@ -6,7 +6,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineAborted
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
 from tests.serving.clients import CALL, THOUGHT, anthropic_client, serving
 from tests.serving.protocol_cases import WEATHER
@@ -223,7 +223,7 @@ async def test_a_stream_that_breaks_raises_in_the_client(chatml: TemplateRendere
         while not world.engine.requests:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
-        world.engine.failure = EngineFailed("the engine went away", 502)
+        world.engine.failure = EngineAborted("the engine went away")
         stream = await asked
 
         with pytest.raises(anthropic.APIStatusError, match="the engine went away"):

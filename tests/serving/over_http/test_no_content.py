@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from onlinerl.errors import EngineFailed
 from onlinerl.process.logs import ContentFreeFormatter
+from onlinerl.serving.engine_client.completions_api import failure_of
 from onlinerl.serving.http.protocol_route import WireRoute
 from onlinerl.serving.rendering.protocol import Renderer
 from tests.serving.world import KEY, Caller, World, ask, body, make_world
@@ -68,7 +68,7 @@ async def test_what_an_engine_says_about_a_prompt_is_not_logged(
     world: World, log: io.StringIO
 ) -> None:
     for status in (400, 500, 503):
-        world.engine.failure = EngineFailed(f"cannot read {SECRET}", status)
+        world.engine.failure = failure_of(status, f"cannot read {SECRET}")
         await ask(world, body(messages=SAID))
         await ask(world, body(messages=SAID, stream=True))
         await world.ended()

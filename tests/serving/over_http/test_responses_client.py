@@ -7,7 +7,7 @@ import openai
 import pytest
 from openai.types.responses import FunctionToolParam, Response, ResponseInputItemParam
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineAborted
 from onlinerl.serving.config import ResponsesConfig
 from onlinerl.serving.protocols.responses.sqlite_store import SqliteResponseStore
 from onlinerl.serving.rendering.template_renderer import TemplateRenderer
@@ -300,7 +300,7 @@ async def _until_held(world: World) -> Any:
     while not world.engine.requests:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
-    world.engine.failure = EngineFailed("the engine went away", 502)
+    world.engine.failure = EngineAborted("the engine went away")
     return await asked
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onlinerl.rollout_store.schema import ArmRow
-from onlinerl.serving.routing.arms import Arms, Target, newest, place
+from onlinerl.serving.routing.arms import Arms, Target, hash_fraction, read_newest
 
 KEY = b"a key"
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,8 +31,8 @@ def canary(share: float, *, version: int = 13) -> Arms:
 
 
 def test_without_rows_the_champion_takes_all() -> None:
-    assert newest([], policy="assistant") == Arms()
-    assert newest([row("d1", "canary", 13)], policy="other") == Arms()
+    assert read_newest([], policy="assistant") == Arms()
+    assert read_newest([row("d1", "canary", 13)], policy="other") == Arms()
 
 
 def test_the_newest_decision_holds_and_not_the_last_row() -> None:
@@ -41,7 +41,7 @@ def test_the_newest_decision_holds_and_not_the_last_row() -> None:
         row("d2", "shadow", 15, minute=5, share=0.5),
         row("d1", "canary", 13, minute=1),
     ]
-    arms = newest(rows, policy="assistant")
+    arms = read_newest(rows, policy="assistant")
 
     assert arms.decision_id == "d2"
     assert arms.canary == Target(arm="canary", version=14, share=0.25)
@@ -50,7 +50,7 @@ def test_the_newest_decision_holds_and_not_the_last_row() -> None:
 
 def test_a_later_champion_ends_a_canary() -> None:
     rows = [row("d1", "canary", 13), row("d2", "champion", 13, minute=9, share=1.0)]
-    arms = newest(rows, policy="assistant")
+    arms = read_newest(rows, policy="assistant")
 
     assert arms.canary is None
     assert arms.champion == Target(arm="champion", version=13, share=1.0)
@@ -61,7 +61,7 @@ def test_a_champion_keeps_its_adapter_through_later_canaries() -> None:
         row("d1", "champion", 12, share=1.0, adapter="assistant@12"),
         row("d2", "canary", 13, minute=1, adapter="assistant@13"),
     ]
-    arms = newest(rows, policy="assistant")
+    arms = read_newest(rows, policy="assistant")
 
     assert arms.champion is not None
     assert arms.champion.adapter == "assistant@12"
@@ -71,12 +71,14 @@ def test_a_champion_keeps_its_adapter_through_later_canaries() -> None:
 def test_a_decision_that_was_stored_twice_counts_once() -> None:
     rows = [row("d1", "canary", 13), row("d1", "canary", 13, minute=1)]
 
-    assert newest(rows, policy="assistant").canary == Target(arm="canary", version=13, share=0.1)
+    assert read_newest(rows, policy="assistant").canary == Target(
+        arm="canary", version=13, share=0.1
+    )
 
 
 @given(name=st.text(), version=st.integers(min_value=1), key=st.binary(max_size=64))
 def test_a_place_is_in_the_half_open_unit_interval(name: str, version: int, key: bytes) -> None:
-    assert 0.0 <= place(name, version=version, key=key) < 1.0
+    assert 0.0 <= hash_fraction(name, version=version, key=key) < 1.0
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.9])

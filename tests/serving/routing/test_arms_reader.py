@@ -51,6 +51,11 @@ class World:
             metrics=RoutingMetrics(self.registry),
         )
 
+    @property
+    def num_faults(self) -> float:
+        name = "onlinerl_gateway_routing_faults_total"
+        return self.registry.get_sample_value(name, {"loop": "arms"}) or 0.0
+
     def reads(self, outcome: str) -> float:
         name = "onlinerl_gateway_arms_reads_total"
         return self.registry.get_sample_value(name, {"outcome": outcome}) or 0.0
@@ -81,6 +86,7 @@ async def test_the_last_known_arms_hold_while_the_table_cannot_be_read(world: Wo
     await world.reader.look()
 
     assert world.reads("failed") == 2
+    assert world.num_faults == 0
     assert [arms.canary is None for arms in world.applied] == [False, True]
 
 
@@ -91,6 +97,30 @@ async def test_a_row_that_cannot_be_understood_changes_nothing(world: World) -> 
 
     assert len(world.applied) == 1
     assert world.reads("failed") == 1
+    assert world.num_faults == 1
+
+
+async def test_a_fault_in_applying_arms_is_counted_and_does_not_end_the_reading() -> None:
+    faults = [RuntimeError("a bug")]
+    world = World(Table())
+
+    def apply(arms: Arms) -> None:
+        world.applied.append(arms)
+        if world.num_faults == 0:
+            raise faults[0]
+
+    await world.reader.start()
+    world.reader._apply = apply
+    world.table.rows = [row("d2", "canary", 14, minute=1)]
+    async with asyncio.timeout(60):
+        while world.num_faults == 0:
+            await asyncio.sleep(0.005)
+        world.table.rows = [row("d3", "canary", 15, minute=2)]
+        while world.applied[-1].canary is None or world.applied[-1].canary.version != 15:
+            await asyncio.sleep(0.005)
+    await world.reader.close()
+
+    assert world.num_faults == 1
 
 
 async def test_a_store_that_hangs_is_waited_for_once_and_holds_up_nobody(world: World) -> None:

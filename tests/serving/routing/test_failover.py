@@ -4,7 +4,14 @@ from typing import Any
 
 import pytest
 
-from onlinerl.errors import EngineFailed, EngineUnreachable
+from onlinerl.errors import (
+    EngineDisconnected,
+    EngineFailed,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnreachable,
+)
 from onlinerl.rollout_store.schema import VersionSpan
 from onlinerl.serving.capture.eligibility import spans_tile
 from onlinerl.serving.routing.arms import Arms, Target
@@ -24,7 +31,7 @@ async def test_an_answer_comes_through_as_the_engine_gives_it() -> None:
     assert tokens_of(chunks) == TOKENS
     assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + ["stop"]
     assert spans_of(chunks[-1]) == [("assistant/1", 0, 6)]
-    assert route.began.is_set()
+    assert route.has_begun.is_set()
 
 
 async def test_an_engine_that_is_gone_before_the_first_token_is_replaced() -> None:
@@ -66,7 +73,7 @@ async def test_a_replica_of_the_same_version_is_asked_before_any_other() -> None
     for session in range(30):
         route = fleet.route(f"s{session}")
         tried = {route.replica}
-        other = fleet.router.alternative(route, tried=tried)
+        other = fleet.router.choose_alternative(route, tried=tried)
         assert other is not None
         if route.version == "assistant/1":
             assert other.version == "assistant/1"
@@ -87,9 +94,9 @@ async def test_every_replica_is_tried_once_and_the_last_failure_is_told() -> Non
 async def test_a_request_over_which_replicas_break_meets_two_of_them_at_most() -> None:
     fleet = await make_fleet("assistant/1", "assistant/1", "assistant/1")
     for engine in fleet.engines:
-        engine.failure = EngineFailed("the connection to the engine broke", 503)
+        engine.failure = EngineDisconnected("the connection to the engine broke")
 
-    with pytest.raises(EngineFailed):
+    with pytest.raises(EngineDisconnected):
         await sampled(fleet.route())
     assert sum(len(engine.requests) for engine in fleet.engines) == 2
 
@@ -103,23 +110,34 @@ async def test_after_the_first_token_nothing_is_tried_again() -> None:
         async for chunk in route.generate(ask()):
             received.extend(chunk.token_ids)
             for engine in fleet.engines:
-                engine.failure = EngineFailed("the connection broke", 503)
+                engine.failure = EngineDisconnected("the connection broke")
 
-    with pytest.raises(EngineFailed, match="broke"):
+    with pytest.raises(EngineDisconnected, match="broke"):
         await receive()
     assert received == TOKENS[:1]
     assert sum(len(engine.requests) for engine in fleet.engines) == 1
 
 
-@pytest.mark.parametrize("status", [400, 429, 500, 502, 504])
-async def test_what_an_engine_refuses_is_not_asked_of_another(status: int) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [
+        EngineRefused("too long", 400),
+        EngineRefused("too many", 429),
+        EngineRefused("a bug", 500),
+        EngineProtocolError("no chunk"),
+        EngineTimeout("too slow"),
+    ],
+)
+async def test_a_failure_that_another_engine_may_repeat_is_not_tried_there(
+    failure: EngineFailed,
+) -> None:
     fleet = await make_fleet("assistant/1", "assistant/1")
     for engine in fleet.engines:
-        engine.failure = EngineFailed("refused", status)
+        engine.failure = failure
 
     with pytest.raises(EngineFailed) as caught:
         await sampled(fleet.route())
-    assert caught.value.status == status
+    assert caught.value is failure
     assert sum(len(engine.requests) for engine in fleet.engines) == 1
 
 
@@ -133,6 +151,17 @@ async def test_requests_of_one_answer_that_fail_together_move_to_one_replica() -
     assert sorted(len(engine.requests) for engine in fleet.engines) == [0, 4, 4]
 
 
+async def test_completions_that_lose_one_replica_together_move_to_another() -> None:
+    fleet = await make_fleet("assistant/1", "assistant/1", "assistant/1")
+    route = fleet.route()
+    lost = next(engine for engine in fleet.engines if engine.url == route.url)
+    lost.failure = EngineDisconnected("the connection broke")
+    answers = await asyncio.gather(*(sampled(route, ask(f"r{n}")) for n in range(4)))
+
+    assert all(tokens_of(chunks) == TOKENS for chunks in answers)
+    assert sorted(len(engine.requests) for engine in fleet.engines) == [0, 4, 4]
+
+
 async def test_a_running_completion_counts_as_load_until_it_ends_however_it_ends() -> None:
     fleet = await make_fleet("assistant/1")
     (replica,) = fleet.router.pool.replicas
@@ -140,7 +169,7 @@ async def test_a_running_completion_counts_as_load_until_it_ends_however_it_ends
         await anext(chunks)
         while_running = replica.num_running
     broken_off = replica.num_running
-    fleet.engines[0].failure = EngineFailed("a bug", 500)
+    fleet.engines[0].failure = EngineRefused("a bug", 500)
     with pytest.raises(EngineFailed):
         await sampled(fleet.route())
 
@@ -268,7 +297,7 @@ async def test_what_this_gateway_aborted_is_not_gone_on_with() -> None:
     route = fleet.route()
     asking = asyncio.create_task(sampled(route))
     async with asyncio.timeout(60):
-        while not route.began.is_set():
+        while not route.has_begun.is_set():
             await asyncio.sleep(0.001)
     await route.abort("r")
     chunks = await asking
@@ -327,7 +356,7 @@ async def test_an_adapter_is_asked_by_name_and_its_name_is_the_version() -> None
     fleet = await make_fleet("assistant/1")
     (engine,) = fleet.engines
     engine.loaded = frozenset({"assistant@13"})
-    fleet.router.decide(adapter_arms())
+    fleet.router.set_arms(adapter_arms())
     await fleet.look()
     route = fleet.route()
     chunks = await sampled(route)
@@ -347,7 +376,7 @@ async def test_an_adapter_whose_base_changed_below_it_has_no_version() -> None:
         VersionSpan(version="assistant/1", start=0, end=3),
         VersionSpan(version="assistant/2", start=3, end=6),
     ]
-    fleet.router.decide(adapter_arms())
+    fleet.router.set_arms(adapter_arms())
     await fleet.look()
     chunks = await sampled(fleet.route())
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onlinerl.serving.routing.rendezvous import is_overloaded, preferred
+from onlinerl.serving.routing.rendezvous import choose_name, is_overloaded
 
 NAMES = [f"http://10.0.0.{n}:8001" for n in range(4)]
 names = st.lists(st.text(min_size=1), min_size=2, max_size=6, unique=True)
@@ -17,24 +17,26 @@ def test_the_order_of_the_replicas_does_not_matter(
     shuffled = list(among)
     order.shuffle(shuffled)  # type: ignore[attr-defined]
 
-    assert preferred(session, among) == preferred(session, shuffled)
+    assert choose_name(session, among) == choose_name(session, shuffled)
 
 
 @given(session=st.text(), among=names)
 def test_a_replica_that_goes_moves_only_the_sessions_that_it_held(
     session: str, among: list[str]
 ) -> None:
-    held_by = preferred(session, among)
+    held_by = choose_name(session, among)
     for gone in among:
         left = [name for name in among if name != gone]
         if gone != held_by:
-            assert preferred(session, left) == held_by
+            assert choose_name(session, left) == held_by
 
 
 def test_sessions_spread_evenly_and_a_fifth_replica_takes_a_fifth() -> None:
     sessions = [f"session-{n}" for n in range(8000)]
-    before = {session: preferred(session, NAMES) for session in sessions}
-    after = {session: preferred(session, [*NAMES, "http://10.0.0.9:8001"]) for session in sessions}
+    before = {session: choose_name(session, NAMES) for session in sessions}
+    after = {
+        session: choose_name(session, [*NAMES, "http://10.0.0.9:8001"]) for session in sessions
+    }
     moved = [session for session in sessions if before[session] != after[session]]
 
     assert all(abs(count - 2000) < 200 for count in Counter(before.values()).values())

@@ -3,12 +3,18 @@ from collections.abc import Callable
 
 import pytest
 
-from onlinerl.errors import EngineFailed, EngineUnreachable, RequestRefused
+from onlinerl.errors import (
+    EngineFailed,
+    EngineTimeout,
+    EngineUnavailable,
+    EngineUnreachable,
+    RequestRefused,
+)
 from tests.serving.routes import make_fleet, sampled
 
 pytestmark = pytest.mark.asyncio
 
-SLOW = EngineFailed("not answered in time", 504)
+SLOW = EngineTimeout("not answered in time")
 GONE = EngineUnreachable("connection refused")
 
 
@@ -20,7 +26,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_nothing_serves_before_the_first_look() -> None:
     fleet = await make_fleet("assistant/1")
-    fleet.router.pool.replicas[0].told = None
+    fleet.router.pool.replicas[0].reported_version = None
     fleet.router.pool.replicas[0].reason = "not looked at yet"
 
     with pytest.raises(RequestRefused, match="not looked at yet") as caught:
@@ -67,7 +73,7 @@ async def test_a_replica_that_serves_is_not_ejected_by_late_health_checks() -> N
     assert fleet.router.pool.fault() is None
 
 
-@pytest.mark.parametrize("failure", [GONE, EngineFailed("the engine is dead", 503)])
+@pytest.mark.parametrize("failure", [GONE, EngineUnavailable("the engine is dead")])
 async def test_a_refused_connection_or_an_unhealthy_answer_ejects_at_once(
     failure: EngineFailed,
 ) -> None:
@@ -129,7 +135,9 @@ async def test_an_engine_leaves_and_returns_while_it_is_watched() -> None:
     assert fleet.route().version == "assistant/2"
 
 
-async def test_a_bug_in_a_look_does_not_end_the_watch() -> None:
+async def test_a_bug_in_a_look_is_counted_and_does_not_end_the_watch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fleet = await make_fleet("assistant/1")
     pool, (engine,) = fleet.router.pool, fleet.engines
     good = engine.weight_version
@@ -146,6 +154,9 @@ async def test_a_bug_in_a_look_does_not_end_the_watch() -> None:
     engine.version = "assistant/2"
     await until(lambda: pool.versions() == ["assistant/2"])
     await pool.close()
+
+    assert fleet.count("routing_faults_total", loop="replicas") == len(seen)
+    assert caplog.text.count("checking a replica failed") == 1
 
 
 async def test_readiness_and_metrics_tell_of_every_replica() -> None:

@@ -100,7 +100,7 @@ async def test_the_remembered_places_are_bounded() -> None:
     for session in SESSIONS:
         fleet.route(session)
 
-    assert len(fleet.router._places) == 10
+    assert len(fleet.router._url_of_session) == 10
 
 
 async def test_a_session_leaves_a_replica_that_is_far_over_the_mean() -> None:
@@ -127,7 +127,7 @@ async def test_without_a_canary_the_champion_is_certain() -> None:
 
 async def test_a_canary_answers_its_share_by_its_version_and_nobody_else_does() -> None:
     fleet = await make_fleet("assistant/12", "assistant/13", "assistant/12")
-    fleet.router.decide(arms(canary=0.25))
+    fleet.router.set_arms(arms(canary=0.25))
     got = versions(fleet)
 
     assert set(got) == {("champion", "assistant/12"), ("canary", "assistant/13")}
@@ -141,14 +141,14 @@ async def test_a_canary_answers_its_share_by_its_version_and_nobody_else_does() 
 async def test_the_champion_arm_takes_every_version_that_no_arm_pins() -> None:
     """A promotion goes from replica to replica: between two of them there are two versions."""
     fleet = await make_fleet("assistant/11", "assistant/12", "assistant/13")
-    fleet.router.decide(arms(canary=0.0))
+    fleet.router.set_arms(arms(canary=0.0))
 
     assert {version for _, version in versions(fleet)} == {"assistant/11", "assistant/12"}
 
 
 async def test_without_a_replica_of_its_own_the_canary_is_answered_by_the_champion() -> None:
     fleet = await make_fleet("assistant/12", "assistant/13")
-    fleet.router.decide(arms(canary=0.5))
+    fleet.router.set_arms(arms(canary=0.5))
     fleet.engines[1].failure = EngineUnreachable("gone")
     await fleet.look()
     routes = [fleet.route(session) for session in SESSIONS]
@@ -163,7 +163,7 @@ async def test_without_a_replica_of_its_own_the_canary_is_answered_by_the_champi
 async def test_a_canary_that_is_on_every_replica_answers_everybody() -> None:
     """As in a promotion, between the last replica and the decision that ends the canary."""
     fleet = await make_fleet("assistant/13", "assistant/13")
-    fleet.router.decide(arms(canary=0.1))
+    fleet.router.set_arms(arms(canary=0.1))
     routes = [fleet.route(session) for session in SESSIONS]
 
     answered_by_draw = sum(r.arm_probability == 0.1 for r in routes)
@@ -174,14 +174,14 @@ async def test_a_canary_that_is_on_every_replica_answers_everybody() -> None:
 
 async def test_a_shadow_answers_no_caller() -> None:
     fleet = await make_fleet("assistant/12", "assistant/14")
-    fleet.router.decide(arms(shadow=1.0))
+    fleet.router.set_arms(arms(shadow=1.0))
 
     assert set(versions(fleet)) == {("champion", "assistant/12")}
 
 
 async def test_a_shadow_that_is_left_alone_still_answers_no_caller() -> None:
     fleet = await make_fleet("assistant/12", "assistant/14")
-    fleet.router.decide(arms(shadow=1.0))
+    fleet.router.set_arms(arms(shadow=1.0))
     fleet.engines[0].failure = EngineUnreachable("gone")
     await fleet.look()
 
@@ -192,7 +192,7 @@ async def test_a_shadow_that_is_left_alone_still_answers_no_caller() -> None:
 
 async def test_a_shadow_that_was_promoted_to_every_replica_serves() -> None:
     fleet = await make_fleet("assistant/14", "assistant/14")
-    fleet.router.decide(arms(shadow=1.0))
+    fleet.router.set_arms(arms(shadow=1.0))
 
     assert set(versions(fleet)) == {("champion", "assistant/14")}
 
@@ -200,7 +200,7 @@ async def test_a_shadow_that_was_promoted_to_every_replica_serves() -> None:
 async def test_a_shadow_route_leads_to_its_version_or_nowhere() -> None:
     fleet = await make_fleet("assistant/12", "assistant/14")
     before = fleet.router.shadow_route(tenant="acme")
-    fleet.router.decide(arms(shadow=0.5))
+    fleet.router.set_arms(arms(shadow=0.5))
     route = fleet.router.shadow_route(tenant="acme")
     fleet.engines[1].version = "assistant/15"
     await fleet.look()
@@ -214,7 +214,7 @@ async def test_a_shadow_route_leads_to_its_version_or_nowhere() -> None:
 async def test_adapters_pin_no_replica_and_answer_where_they_are_loaded() -> None:
     fleet = await make_fleet("assistant/1", "assistant/1")
     fleet.engines[1].loaded = frozenset({"assistant@13"})
-    fleet.router.decide(arms(canary=0.5, adapter=True))
+    fleet.router.set_arms(arms(canary=0.5, adapter=True))
     await fleet.look()
     routes = [fleet.route(session) for session in SESSIONS]
 
@@ -232,7 +232,7 @@ async def test_which_adapters_are_loaded_is_asked_only_where_an_arm_is_one() -> 
     fleet.engines[0].loaded = frozenset({"assistant@13"})
     await fleet.look()
     before = fleet.router.pool.replicas[0].adapters
-    fleet.router.decide(arms(canary=0.5, adapter=True))
+    fleet.router.set_arms(arms(canary=0.5, adapter=True))
     await fleet.look()
 
     assert before == frozenset()
@@ -241,7 +241,7 @@ async def test_which_adapters_are_loaded_is_asked_only_where_an_arm_is_one() -> 
 
 async def test_a_champion_that_is_an_adapter_answers_by_it_or_by_the_weights_under_it() -> None:
     fleet = await make_fleet("assistant/1")
-    fleet.router.decide(arms(champion_adapter="assistant@12"))
+    fleet.router.set_arms(arms(champion_adapter="assistant@12"))
     without = fleet.route()
     fleet.engines[0].loaded = frozenset({"assistant@12"})
     await fleet.look()

@@ -148,6 +148,27 @@ def test_tables_that_are_away_confirm_nothing_and_are_asked_again(tmp_path: Path
     assert line.count("spool_confirmations_total", outcome="failed") == 2
 
 
+@pytest.mark.parametrize(
+    ("fault", "has_traceback"),
+    [(ServiceUnavailable("away"), False), (OSError("away"), False), (TypeError("a bug"), True)],
+)
+def test_only_unexpected_fault_shows_its_traceback_and_each_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Exception, has_traceback: bool
+) -> None:
+    def stored(_: Collection[TopicIdPartition]) -> Mapping[TopicIdPartition, int]:
+        raise fault
+
+    line = Line(tmp_path, stored)
+    line.put(0)
+    for _ in range(3):
+        line.confirmation.look()
+    line.close()
+
+    (entry,) = [each for each in caplog.records if each.name.endswith("confirmation")]
+    assert (entry.exc_info is not None) == has_traceback
+    assert line.count("spool_confirmations_total", outcome="failed") == 3
+
+
 def test_tables_that_hang_hold_up_nothing(tmp_path: Path) -> None:
     release, asked = threading.Event(), threading.Event()
 

@@ -177,6 +177,33 @@ def test_a_crash_between_two_steps_loses_nothing(
         assert "k2" in read(tmp_path)
 
 
+@pytest.mark.parametrize("reader", ["gateway", "erasure"])
+def test_file_of_a_killed_rewrite_is_no_segment_and_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reader: str
+) -> None:
+    write(tmp_path, [record(0, ADA), record(1, BOB)])
+    end = segment_path(tmp_path, 1).stat().st_size
+
+    def kill(_: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Path, "replace", kill)
+        killed.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            forgetting_module._rewrite(segment_path(tmp_path, 1), pack(record(1, BOB)))
+    (left,) = tmp_path.glob("*.tmp")
+    assert segment_numbers(tmp_path) == [1]
+    assert segment_path(tmp_path, 1).stat().st_size == end
+
+    if reader == "gateway":
+        assert read(tmp_path) == ["k0", "k1"]
+    else:
+        assert forget_user(tmp_path, BOB) == 1
+    assert not left.exists()
+    assert segment_numbers(tmp_path) == [1]
+
+
 class Line:
     """A running spool with its shipper."""
 

@@ -481,3 +481,22 @@ def test_events_in_memory_are_bounded_in_bytes_too(
         spool.put(record(2, size=1500))
     disk.set()
     spool.close(timeout_s=5)
+
+
+def test_failing_caller_is_counted_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = GatewayMetrics(CollectorRegistry())
+    spool = Spool(tmp_path, SpoolConfig(), metrics=metrics)
+
+    def fail() -> None:
+        raise RuntimeError("a bug of a caller")
+
+    spool.put(record(1), on_stored=fail)
+    put(spool, 2)
+    spool.close(timeout_s=5)
+
+    name = "onlinerl_gateway_spool_callback_failures_total"
+    assert metrics.registry.get_sample_value(name) == 1
+    assert "a bug of a caller" in caplog.text
+    assert read(open_spool(tmp_path)) == ["k1", "k2"]

@@ -177,7 +177,7 @@ def test_a_fault_in_forgetting_users_ends_nothing(
         if faults:
             raise faults.pop()
 
-    monkeypatch.setattr(line.spool, "forget_asked", failing)
+    monkeypatch.setattr(line.spool, "handle_forget_requests", failing)
     until(lambda: not faults)
     line.put(1)
     until(lambda: line.shipped == keys(1))

@@ -1,6 +1,7 @@
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from onlinerl.deploy.weights.delta import (
     write_delta,
 )
 from onlinerl.errors import WeightsError
-from onlinerl.serving.vllm_plugin.weight_stage import Staged, StageRequest, WeightStage
+from onlinerl.serving.vllm_plugin import weight_stage as weight_stage_module
+from onlinerl.serving.vllm_plugin.weight_stage import StagedVersion, StageRequest, WeightStage
 from tests.deploy.builders import equal, nudged, weights
 
 V1 = weights()
@@ -53,8 +55,8 @@ def put(stage: WeightStage, root: Path, version: int) -> None:
     stage.settle()
 
 
-def refusing(error: Exception) -> Callable[[Staged], None]:
-    def load(_: Staged) -> None:
+def refusing(error: Exception) -> Callable[[StagedVersion], None]:
+    def load(_: StagedVersion) -> None:
         raise error
 
     return load
@@ -113,6 +115,27 @@ def test_a_corrupt_file_is_reported_and_staging_can_be_tried_again(root: Path) -
     file.write_bytes(whole)
     put(stage, root, 2)
     assert equal(current(stage), V2)
+
+
+@pytest.mark.parametrize("bug", [KeyError("no such tensor"), MemoryError()])
+def test_version_that_met_an_unexpected_error_is_not_staged_again_and_others_are(
+    root: Path, monkeypatch: pytest.MonkeyPatch, bug: Exception
+) -> None:
+    stage = WeightStage(V1, version=1)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise bug
+
+    with monkeypatch.context() as broken:
+        broken.setattr(weight_stage_module, "resolve", fail)
+        found = staged(stage, root, 2)
+
+    assert found["state"] == "failed"
+    assert f"unexpected {type(bug).__name__}" in str(found["error"])
+    with pytest.raises(WeightsError, match="restart the engine"):
+        stage.stage(StageRequest(root=root, version=2))
+    put(stage, root, 3)
+    assert equal(current(stage), V3)
 
 
 def test_a_version_that_was_staged_before_is_not_applied_for_another(root: Path) -> None:

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from onlinerl.errors import EngineFailed, RequestRefused
+from onlinerl.errors import EngineAborted, RequestRefused
 from onlinerl.serving.config import GatewayConfig, SamplingDefaults
 from onlinerl.serving.interaction.engine import TopLogprob
 from onlinerl.serving.interaction.pieces import TokenLogprob
@@ -206,7 +206,7 @@ async def test_an_error_after_the_first_byte_ends_the_stream_with_an_event(world
     world.engine.hold_at = 1
     caller = Caller(world.app, json_body=body(stream=True), path=PATH)
     await caller.until(b" a")
-    world.engine.failure = EngineFailed("died", 502)
+    world.engine.failure = EngineAborted("died")
     await caller.done()
 
     assert caller.status == 200

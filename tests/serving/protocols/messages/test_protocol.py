@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onlinerl.errors import EngineFailed, RequestRefused
+from onlinerl.errors import EngineAborted, RequestRefused
 from onlinerl.rollout_store.schema import Sampling
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.pieces import Outcome, Piece
@@ -302,7 +302,7 @@ def test_errors_are_in_anthropics_envelope(status: int, kind: str) -> None:
 
 def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
     writer = MessagesWriter(served())
-    data = writer.open() + writer.write(said("x")) + writer.fail(EngineFailed("gone", 502))
+    data = writer.open() + writer.write(said("x")) + writer.fail(EngineAborted("gone"))
 
     assert events(data)[-1] == {
         "type": "error",

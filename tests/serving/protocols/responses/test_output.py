@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onlinerl.errors import EngineFailed
+from onlinerl.errors import EngineAborted
 from onlinerl.rollout_store.schema import Sampling
 from onlinerl.serving.interaction.exchange import Exchange
 from onlinerl.serving.interaction.pieces import Piece, TokenLogprob
@@ -256,7 +256,7 @@ def test_sealed_reasoning_carries_itself() -> None:
 def test_a_stream_that_breaks_ends_with_an_error_and_the_failed_response() -> None:
     writer = ResponsesWriter(asked_exchange())
     data = writer.open() + writer.write(thought("Hm.")) + writer.write(said("Click"))
-    *_, error, failed = events(data + writer.fail(EngineFailed("the engine went away")))
+    *_, error, failed = events(data + writer.fail(EngineAborted("the engine went away")))
 
     assert (error["type"], error["message"]) == ("error", "the engine went away")
     assert failed["type"] == "response.failed"

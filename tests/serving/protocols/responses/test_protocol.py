@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from onlinerl.errors import EngineFailed, RequestRefused, ServiceUnavailable
+from onlinerl.errors import EngineAborted, RequestRefused, ServiceUnavailable
 from onlinerl.serving.interaction.exchange import Lineage
 from onlinerl.serving.interaction.pieces import Outcome
 from onlinerl.serving.interaction.request import Message, ToolCall
@@ -243,7 +243,7 @@ async def test_the_response_repeats_its_request(wire: ResponsesWire) -> None:
 
 def test_errors_are_in_the_envelope_under_this_protocols_names(wire: ResponsesWire) -> None:
     refused = wire.error(RequestRefused("too long", 400, "messages", "context_length_exceeded"))
-    failed = wire.error(EngineFailed("gone", 502))
+    failed = wire.error(EngineAborted("gone"))
 
     assert refused["error"] == {
         "message": "too long",

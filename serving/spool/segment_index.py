@@ -1,6 +1,6 @@
-"""What the spool knows of its segments: which exist, and how far they are read and shipped.
+"""The spool's segments in memory: which exist, and how far they are read and shipped.
 
-No files and no locks: `Spool` guards it, tests add it up by hand.
+It touches no files and takes no locks: `Spool` guards it.
 """
 
 from collections.abc import Mapping
@@ -11,23 +11,27 @@ from onlinerl.serving.spool.cursor import Cursor
 from onlinerl.serving.spool.segment_files import Position
 
 
-class Shelf:
-    """A segment is OPEN while it is written to, then CLOSED, then shipped, then taken away.
+class SegmentIndex:
+    """A segment is OPEN while it is written to, then CLOSED, then shipped, then removed.
 
-    `cursor` is before everything that is not shipped, `read_position` before everything that is not
-    read; the first is never behind the second.
+    `cursor` is before everything that is not shipped, and `read_position` before everything that is
+    not read; `cursor` is never after `read_position`.
+
+    Args:
+        sizes: Bytes of the existing segments, by number.
+        cursor: The stored cursor; None ships everything.
     """
 
     def __init__(self, sizes: Mapping[int, int], cursor: Cursor | None) -> None:
         self._sizes = dict(sizes)
         self._open: int | None = None
         self.next_number = max(self._sizes, default=0) + 1
-        """Of the segment that is begun next."""
+        """Number of the segment that is begun next."""
         self.cursor = self._valid(cursor or Cursor(self.oldest()))
         self.read_position = self.cursor.position
         self._torn: dict[Position, Position] = {}
         self._ends: dict[int, dict[TopicIdPartition, int]] = {}
-        # What a former process shipped went to offsets that nobody noted.
+        # The offsets of what an earlier process shipped are not known.
         self._unknown = {n for n in self._sizes if Position(n, 0) < self.cursor.position}
 
     @property
@@ -42,7 +46,7 @@ class Shelf:
 
     @property
     def closed(self) -> dict[int, int]:
-        """Sizes of the segments that nobody writes to, oldest first."""
+        """Sizes of the closed segments, oldest first."""
         return {
             number: self._sizes[number] for number in sorted(self._sizes) if number != self._open
         }
@@ -53,28 +57,28 @@ class Shelf:
         return 0 if self._open is None else self._sizes[self._open]
 
     def oldest(self) -> Position:
-        """Where everything that is kept begins."""
+        """The beginning of the oldest segment."""
         return Position(min(self._sizes, default=self.next_number), 0)
 
     def begin(self) -> None:
-        """The next segment is open; it is known from its first byte on."""
+        """Add the next segment and open it."""
         self._open = self.next_number
         self._sizes[self.next_number] = 0
         self.next_number += 1
 
     def grow(self, size: int) -> None:
-        """The open segment has `size` bytes more."""
+        """Add `size` bytes to the open segment."""
         assert self._open is not None
         self._sizes[self._open] += size
 
     def close(self) -> None:
-        """Nothing is written to the open segment any more."""
+        """Close the open segment, if there is one."""
         self._open = None
 
     def unread(self) -> tuple[Position, int] | None:
-        """Where reading goes on, and the end of that segment; None when everything is read.
+        """The next place to read and the end of its segment; None when everything is read.
 
-        Steps over segments that are read to their end.
+        It moves `read_position` past segments that are read to their end.
         """
         for number in sorted(self._sizes):
             start = max(self.read_position, Position(number, 0))
@@ -84,7 +88,7 @@ class Shelf:
         return None
 
     def after_cursor(self) -> list[tuple[Position, int]]:
-        """Where what is not shipped begins, and the end of its segment, for every segment."""
+        """For every segment that is not shipped: the first place not shipped, and its end."""
         position = self.cursor.position
         return [
             (max(position, Position(number, 0)), self._sizes[number])
@@ -93,7 +97,7 @@ class Shelf:
         ]
 
     def skip_torn(self, start: Position, end: Position) -> None:
-        """What lies from `start` to `end` cannot be read, so it is no backlog."""
+        """Skip the bytes from `start` to `end`, which cannot be read and are no backlog."""
         self._torn[start] = end
         self.read_position = end
         if self.cursor.position == start:
@@ -106,16 +110,16 @@ class Shelf:
         topic_ids: Mapping[str, str],
         ends: Mapping[TopicIdPartition, int],
     ) -> None:
-        """Everything before `position` was taken by the topics with these ids, before `ends`."""
+        """Note that topics with these ids took everything before `position`, up to `ends`."""
         for start, size in self.after_cursor():
             if start.segment <= position.segment and start.offset < size and ends:
-                noted = self._ends.setdefault(start.segment, {})
-                noted.update({place: max(end, noted.get(place, 0)) for place, end in ends.items()})
+                known = self._ends.setdefault(start.segment, {})
+                known.update({place: max(end, known.get(place, 0)) for place, end in ends.items()})
         end = self._torn.get(position, position)
         self.cursor = Cursor(end, dict(topic_ids))
 
     def rewind(self, *, topic_ids: Mapping[str, str]) -> None:
-        """Nothing that is kept counts as shipped or read any more."""
+        """Forget what was shipped and read, so that every segment is shipped again."""
         self._torn.clear()
         self._ends.clear()
         self._unknown.clear()
@@ -132,11 +136,11 @@ class Shelf:
         }
 
     def partitions(self) -> set[TopicIdPartition]:
-        """Where records of the segments that are kept went."""
+        """The partitions that hold shipped records of existing segments."""
         return {place for ends in self._ends.values() for place in ends}
 
     def confirmed(self, stored: Mapping[TopicIdPartition, int]) -> dict[int, int]:
-        """Sizes of the shipped segments of which every record lies before the offsets `stored`."""
+        """Sizes of the shipped segments whose records all lie before the offsets `stored`."""
         return {
             number: size
             for number, size in self.shipped().items()
@@ -145,14 +149,14 @@ class Shelf:
             and all(stored.get(place, 0) >= end for place, end in self._ends[number].items())
         }
 
-    def take(self, number: int) -> None:
-        """A segment is to be deleted."""
+    def remove(self, number: int) -> None:
+        """Remove a segment whose file was deleted."""
         self._sizes.pop(number, None)
         self._ends.pop(number, None)
         self._unknown.discard(number)
 
     def resize(self, number: int, size: int, *, cursor: Cursor) -> None:
-        """A segment was rewritten; nothing was read and not shipped meanwhile."""
+        """Set the size of a rewritten segment, while no records are read but not shipped."""
         self._torn = {start: end for start, end in self._torn.items() if start.segment != number}
         if number in self._sizes:
             self._sizes[number] = size
@@ -160,10 +164,10 @@ class Shelf:
         self.read_position = cursor.position
 
     def _valid(self, cursor: Cursor) -> Cursor:
-        """The cursor, or the next place that exists.
+        """The cursor, moved to the next place that exists.
 
-        A segment may be shorter than it was shipped: its tail dies with the machine, where the
-        cursor was on disk before it.
+        A segment may be shorter than the cursor says: when a machine crashes, the cursor may be on
+        disk already and the end of the segment not yet.
         """
         position = cursor.position
         size = self._sizes.get(position.segment)
@@ -178,26 +182,26 @@ class Shelf:
         return total - (position.offset if position.segment in self._sizes else 0)
 
 
-def victims(
+def choose_evictions(
     shipped: Mapping[int, int],
     ages_s: Mapping[int, float],
     *,
     retain_bytes: int,
     retain_s: float,
 ) -> list[int]:
-    """Which shipped segments to delete: the oldest, until what is left is small and young enough.
+    """Choose shipped segments to delete: the oldest, until the rest is small and young enough.
 
     Args:
-        shipped: sizes of the segments, oldest first.
-        ages_s: their ages; one whose age is not known counts as young.
-        retain_bytes: bound on what is kept.
-        retain_s: bound on its age.
+        shipped: Sizes of the segments in bytes, oldest first.
+        ages_s: Their ages in seconds; an unknown age counts as young.
+        retain_bytes: Largest size of the rest.
+        retain_s: Largest age of the rest, seconds.
     """
-    kept = sum(shipped.values())
-    found: list[int] = []
+    num_bytes = sum(shipped.values())
+    evicted: list[int] = []
     for number, size in shipped.items():
-        if kept <= retain_bytes and ages_s.get(number, 0.0) <= retain_s:
+        if num_bytes <= retain_bytes and ages_s.get(number, 0.0) <= retain_s:
             break
-        kept -= size
-        found.append(number)
-    return found
+        num_bytes -= size
+        evicted.append(number)
+    return evicted

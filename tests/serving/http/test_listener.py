@@ -11,7 +11,7 @@ from starlette.types import Message, Scope
 
 from onlinerl.errors import ConfigError
 from onlinerl.serving.config import CorsConfig, TlsConfig
-from onlinerl.serving.http.listening import tls_context, with_cors
+from onlinerl.serving.http.listener import tls_context, with_cors
 from onlinerl.serving.rendering.protocol import Renderer
 from tests.serving.world import Caller, World, body, make_world
 

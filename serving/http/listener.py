@@ -1,4 +1,4 @@
-"""Where the gateway listens: its port, its certificate, and the web pages that may call it."""
+"""The gateway's port, its certificate, and the web pages that may call it."""
 
 import contextlib
 import logging
@@ -27,18 +27,18 @@ EXPOSED_HEADERS = (
     "x-ratelimit-remaining-tokens",
     "x-ratelimit-reset-tokens",
 )
-"""Headers of an answer that a page may read."""
+"""Headers of a response that a web page may read."""
 
 
 @contextlib.contextmanager
-def listening(host: str, port: int) -> Iterator[socket.socket]:
-    """A bound socket; 0 takes a free port.
+def open_listener(host: str, port: int) -> Iterator[socket.socket]:
+    """Bind a socket, and close it at the end; port 0 takes a free port.
 
     Raises:
         ConfigError: when the port is taken or the address is not of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches Nagle's algorithm off only where the protocol is named; with it on, an answer
+    # asyncio only switches Nagle's algorithm off when the protocol is given. With it, a response
     # waits 40 ms for the acknowledgement of its headers.
     with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -56,7 +56,7 @@ def tls_context(config: TlsConfig) -> ssl.SSLContext | None:
     """TLS 1.2 or later as configured; None for plain HTTP.
 
     Raises:
-        ConfigError: naming the file that is missing, unreadable, or not what it should be.
+        ConfigError: naming a file that is missing, unreadable, or of the wrong kind.
     """
     if not config.cert:
         return None
@@ -65,7 +65,7 @@ def tls_context(config: TlsConfig) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # Without a callback OpenSSL would ask the terminal for a passphrase, and wait.
+        # Without a callback OpenSSL would wait for a passphrase from the terminal.
         context.load_cert_chain(config.cert, config.key, password=lambda: "")
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(
@@ -78,10 +78,10 @@ def tls_context(config: TlsConfig) -> ssl.SSLContext | None:
 
 
 def with_cors(app: ASGIApp, config: CorsConfig) -> ASGIApp:
-    """The application, callable from pages of the configured origins; unchanged when none are.
+    """Let web pages of the configured origins call the application; unchanged without origins.
 
     Any request header is allowed, because the clients of OpenAI and Anthropic send many of their
-    own; none of them is a secret that a browser would add by itself.
+    own. A browser adds no secret to them by itself.
     """
     if not config.origins:
         return app
