@@ -102,17 +102,15 @@ async def serve_gateway(process: GatewayProcess) -> None:
     Raises:
         ConfigError: before anything is started, when the configuration cannot be served.
     """
-    from prometheus_client import REGISTRY
-
     from onlinerl.rollout_store.user_hash import UserHasher
     from onlinerl.serving.access.auth import Keyring
     from onlinerl.serving.access.key_file import keys_of_environment, load_keys
     from onlinerl.serving.http.listener import open_listener, tls_context
-    from onlinerl.serving.observability.metrics import GatewayMetrics
+    from onlinerl.serving.observability.metrics import GatewayMetrics, process_registry
     from onlinerl.serving.rendering.loading import load_renderer
 
     config, environment = process.config, process.environment
-    metrics = GatewayMetrics(REGISTRY)
+    metrics = GatewayMetrics(process_registry())
     fixed_keys = (*config.api_keys, *keys_of_environment(environment))
     parts = _StartupParts(
         fixed_keys=fixed_keys,

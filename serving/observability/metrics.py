@@ -1,9 +1,24 @@
 """All metrics of the gateway; each group has its names and units in one file."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+)
 
 from onlinerl.serving.observability.answer_metrics import AnswerMetrics
 from onlinerl.serving.observability.spool_metrics import ShippingMetrics, SpoolMetrics
+
+
+def process_registry() -> CollectorRegistry:
+    """A new registry that holds the process's memory, CPU time and garbage collections."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return registry
 
 
 class GatewayMetrics:
