@@ -103,7 +103,7 @@ class Sampling(BaseModel):
     stop: list[str] = []
 
 
-class Renderer(BaseModel):
+class RendererName(BaseModel):
     """What turned messages into tokens."""
 
     model_config = ConfigDict(frozen=True)
@@ -144,7 +144,7 @@ class InteractionFields(Record):
     """The parameters that shaped the served distribution."""
     logprob_mode: LogprobMode = "processed"
     """`processed`: logprobs are those of the served distribution, temperature included."""
-    renderer: Renderer
+    renderer: RendererName
     """What turned messages into tokens."""
     tenant: str
     """Whose API key was used."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from onlinerl.errors import ConfigError, RequestRefused
-from onlinerl.rollout_store.schema import Renderer as RendererName
+from onlinerl.rollout_store.schema import RendererName
 from onlinerl.serving.interaction.request import Conversation, Message, Tool, ToolChoice
 from onlinerl.serving.parsing import hermes
 from onlinerl.serving.parsing.hermes_splitter import HermesSplitter

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from onlinerl.rollout_store.schema import Renderer as RendererName
+from onlinerl.rollout_store.schema import RendererName
 from onlinerl.rollout_store.token_bytes import TokenBytes
 from onlinerl.serving.interaction.request import Tool
 from onlinerl.serving.tokens.control_tokens import ControlTokens
