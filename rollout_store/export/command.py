@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import duckdb
 from rich.console import Console
@@ -28,9 +28,6 @@ from onlinerl.rollout_store.tables.audit import record_act
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
 from onlinerl.rollout_store.views.scope import Scope
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
 
 Layout = Literal["jsonl", "dataset"]
 
@@ -77,16 +74,18 @@ class _NoText:
         raise AssertionError("token formats decode nothing")
 
 
-def run_export(settings: "Settings", request: ExportRequest, *, actor: str) -> int:
-    """Export and say what came of it; see `export`."""
-    low, high = settings.rewards.clip
-    request = dataclasses.replace(
-        request,
-        tokenizer=request.tokenizer or settings.policy.base_model,
-        boundary=(low + high) / 2,
-    )
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
-    done = export(store, request, actor=actor, rewards=settings.rewards, limits=settings.store)
+def run_export(
+    store: DeltaStore,
+    request: ExportRequest,
+    *,
+    actor: str,
+    rewards: RewardsConfig,
+    limits: StoreConfig,
+) -> int:
+    """Export and print the result; see `export`. The middle of `rewards.clip` is the boundary."""
+    low, high = rewards.clip
+    request = dataclasses.replace(request, boundary=(low + high) / 2)
+    done = export(store, request, actor=actor, rewards=rewards, limits=limits)
     left_out = f", {done.num_left_out} left out: not ChatML, or nothing to choose between"
     sys.stdout.write(
         f"{done.num_rows} rows in {request.out}{left_out if done.num_left_out else ''}\n"

@@ -10,19 +10,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
 from pyarrow import csv, parquet
 
 from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
 from onlinerl.rollout_store.snapshots.named import readable
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
 
 Format = Literal["table", "json", "csv", "parquet"]
 
@@ -33,7 +31,13 @@ _MAX_SHOWN_ROWS = 1_000
 
 
 def run_query(
-    settings: "Settings", sql: str, format: Format = "table", snapshot: str | None = None
+    store: DeltaStore,
+    sql: str,
+    format: Format = "table",
+    snapshot: str | None = None,
+    *,
+    rewards: RewardsConfig,
+    limits: StoreConfig,
 ) -> int:
     """Run one statement and write its result to standard output.
 
@@ -43,12 +47,11 @@ def run_query(
         ConfigError: the SQL is wrong or not a query, there are no tables yet, or the snapshot
             cannot be read.
     """
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
     existing_tables(store)
     versions = None
     if snapshot is not None:
         versions = readable(store, snapshot, at=datetime.now(UTC)).versions
-    result = query(store, sql, settings=settings, versions=versions)
+    result = query(store, sql, rewards=rewards, limits=limits, versions=versions)
     if format == "table":
         _print_table(result)
     elif format == "json":
@@ -84,7 +87,8 @@ def query(
     store: DeltaStore,
     sql: str,
     *,
-    settings: "Settings",
+    rewards: RewardsConfig,
+    limits: StoreConfig,
     versions: Mapping[str, int] | None = None,
 ) -> pa.Table:
     """The result of one statement, with everything but reading the views locked.
@@ -94,9 +98,7 @@ def query(
     Raises:
         ConfigError: the SQL is wrong or gives no result.
     """
-    with connect(
-        store, rewards=settings.rewards, versions=versions, limits=settings.store
-    ) as connection:
+    with connect(store, rewards=rewards, versions=versions, limits=limits) as connection:
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         try:

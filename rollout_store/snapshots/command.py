@@ -2,7 +2,6 @@
 
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.snapshots.named import (
@@ -13,19 +12,15 @@ from onlinerl.rollout_store.snapshots.named import (
 )
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
-
 
 def run_snapshot(
-    settings: "Settings", *, action: str, name: str | None, actor: str, reason: str
+    store: DeltaStore, *, action: str, name: str | None, actor: str, reason: str
 ) -> int:
-    """Do one action and say what holds now.
+    """Run one of the actions `create`, `drop` and `list`, and print the resulting state.
 
     Raises:
         ConfigError: the name is missing, taken, unknown or malformed.
     """
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
     now = datetime.now(UTC)
     if action == "list":
         _show(snapshots(store), at=now)

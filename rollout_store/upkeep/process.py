@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from onlinerl.errors import LeaseHeld, OnlineRLError
 from onlinerl.process.health import HealthServer
@@ -16,9 +15,6 @@ from onlinerl.rollout_store.upkeep import metrics
 from onlinerl.rollout_store.upkeep.config import MaintenanceConfig, RetentionConfig
 from onlinerl.rollout_store.upkeep.tables import TableUpkeep, maintain
 
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
-
 logger = logging.getLogger(__name__)
 
 LEASE = "maintain"
@@ -27,7 +23,9 @@ LATE_INTERVALS, LATE_S = 4, 3_600.0
 """Intervals, and seconds, that may pass without a pass before the process says it is not well."""
 
 
-def run_maintain(settings: "Settings", *, once: bool) -> int:
+def run_maintain(
+    store: DeltaStore, *, config: MaintenanceConfig, retention: RetentionConfig, once: bool
+) -> int:
     """Keep the tables up until SIGTERM or SIGINT, or for one pass.
 
     Raises:
@@ -37,12 +35,10 @@ def run_maintain(settings: "Settings", *, once: bool) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
-    maintainer = Maintainer(store, config=settings.maintenance, retention=settings.retention)
+    maintainer = Maintainer(store, config=config, retention=retention)
     if once:
         maintainer.run_pass(stop)
         return 0
-    config = settings.maintenance
     with HealthServer(config.health_host, config.health_port, ready=maintainer.ready):
         logger.info("maintain keeps up %s", store.root)
         maintainer.run(stop)

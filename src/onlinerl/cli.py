@@ -152,12 +152,16 @@ def _status(arguments: argparse.Namespace) -> int:
 
 def _query(arguments: argparse.Namespace) -> int:
     from onlinerl.rollout_store.query.command import run_query
+    from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
+    settings = _settings(arguments)
     return run_query(
-        _settings(arguments),
+        DeltaStore(settings.store_root, settings.store.storage_options),
         sql=arguments.sql,
         format=arguments.format,
         snapshot=arguments.snapshot,
+        rewards=settings.rewards,
+        limits=settings.store,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from onlinerl.rollout_store.tables.delta_store import DeltaStore
     from onlinerl.settings import Settings
 
 Handler = Callable[[argparse.Namespace], int]
@@ -116,7 +117,7 @@ def _snapshot(arguments: argparse.Namespace) -> int:
     from onlinerl.rollout_store.snapshots.command import run_snapshot
 
     return run_snapshot(
-        _settings(arguments),
+        _store(_settings(arguments)),
         action=arguments.action,
         name=arguments.name,
         actor=arguments.actor,
@@ -127,7 +128,13 @@ def _snapshot(arguments: argparse.Namespace) -> int:
 def _maintain(arguments: argparse.Namespace) -> int:
     from onlinerl.rollout_store.upkeep.process import run_maintain
 
-    return run_maintain(_settings(arguments), once=arguments.once)
+    settings = _settings(arguments)
+    return run_maintain(
+        _store(settings),
+        config=settings.maintenance,
+        retention=settings.retention,
+        once=arguments.once,
+    )
 
 
 def _erase(arguments: argparse.Namespace) -> int:
@@ -160,11 +167,19 @@ def _lineage(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from onlinerl.rollout_store.export.command import ExportRequest, run_export
 
-    fields = ("format", "out", "layout", "since", "until", "policy", "snapshot", "tokenizer")
+    settings = _settings(arguments)
+    fields = ("format", "out", "layout", "since", "until", "policy", "snapshot", "include_log")
     request = ExportRequest(
-        **{name: getattr(arguments, name) for name in fields}, include_log=arguments.include_log
+        **{name: getattr(arguments, name) for name in fields},
+        tokenizer=arguments.tokenizer or settings.policy.base_model,
     )
-    return run_export(_settings(arguments), request, actor=arguments.actor)
+    return run_export(
+        _store(settings),
+        request,
+        actor=arguments.actor,
+        rewards=settings.rewards,
+        limits=settings.store,
+    )
 
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
@@ -195,3 +210,9 @@ def _settings(arguments: argparse.Namespace) -> "Settings":
     from onlinerl.settings import load
 
     return load(arguments.config, arguments.set)
+
+
+def _store(settings: "Settings") -> "DeltaStore":
+    from onlinerl.rollout_store.tables.delta_store import DeltaStore
+
+    return DeltaStore(settings.store_root, settings.store.storage_options)

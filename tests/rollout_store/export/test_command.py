@@ -3,8 +3,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pyarrow import parquet
@@ -12,16 +11,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from onlinerl.cli import main
 from onlinerl.errors import ConfigError, ServiceUnavailable
-from onlinerl.rollout_store.config import MetricConfig, PolicyConfig, RewardsConfig, StoreConfig
+from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
 from onlinerl.rollout_store.export import command as export_module
-from onlinerl.rollout_store.export.command import Exported, ExportRequest, run_export
+from onlinerl.rollout_store.export.command import Exported, ExportRequest
 from onlinerl.rollout_store.export.rows import Format
 from onlinerl.rollout_store.export.text import messages_of, text_of
 from onlinerl.rollout_store.schema import InteractionEvent, TokenSpan
 from onlinerl.rollout_store.snapshots.named import create_snapshot
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
-from onlinerl.settings import Settings
 from tests.events import NOON, after, completion, feedback, interaction
 from tests.rollout_store.views_of import Event, stored
 
@@ -428,15 +426,15 @@ def test_the_command_says_what_it_did_and_the_audit_table_remembers(
         feedback("f2", value=0.25),
     ]
     store = stored(tmp_path, events)
-    parts = SimpleNamespace(
-        store_root=store.root,
-        store=StoreConfig(),
-        rewards=REWARDS.model_copy(update={"clip": (0.0, 1.0)}),
-        policy=PolicyConfig(base_model=str(tmp_path)),
+    request = request_of("trl-kto")
+    config = tmp_path / "onlinerl.toml"
+    config.write_text(
+        f"[policy]\nbase_model = '{tmp_path}'\n[store]\nroot = '{store.root}'\n"
+        "[rewards]\nclip = [0.0, 1.0]\nmetrics = [{ name = 'accepted' }]\n"
     )
-    request = request_of("trl-kto", tokenizer="")
+    choices = ["--format", "trl-kto", "--out", str(request.out), "--actor", "me"]
 
-    assert run_export(cast(Settings, parts), request, actor="me") == 0
+    assert main(["export", "--config", str(config), *choices]) == 0
     assert f"1 rows in {request.out}" in capsys.readouterr().out
     # the boundary is the middle of the clip, 0.5: the last feedback on i1 is below it
     assert [row["label"] for row in lines(request)] == [False]
