@@ -178,8 +178,8 @@ def mark_where(
             if not is_in(version):
                 continue
         except (ServiceUnavailable, duckdb.Error, OSError):
-            there = TableFiles(store, table).all()
-            if files_of_version(store, table, version=version, there=there) is not None:
+            files = TableFiles(store, table).all()
+            if files_of_version(store, table, version=version, files=files) is not None:
                 raise
             why = GONE
         mark_snapshot(store, snapshot, actor=actor, reason=why, at=at)

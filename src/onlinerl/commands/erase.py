@@ -14,8 +14,8 @@ from onlinerl.commands import lineage
 from onlinerl.commands.users import hashes_of, user_hasher
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
 from onlinerl.rollout_store.erasure.erase import Erasure, OutsideCopy
+from onlinerl.rollout_store.erasure.person_ids import IdsByTenant
 from onlinerl.rollout_store.erasure.report import ErasureReport
-from onlinerl.rollout_store.erasure.scope import Scope
 from onlinerl.rollout_store.erasure.state import StateFile
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.lease import StoreLease
@@ -55,12 +55,12 @@ def run_erase(
         state_file=_state_file(settings, user=user, tenant=tenant),
         actor=actor,
         copies=copies_of(settings),
-        trained_on=lambda scope: _trained_on(settings, scope),
+        trained_on=lambda ids: _trained_on(settings, ids),
     )
     if dry_run:
         with _progress() as on_file:
             plan = replace(erasure, on_file=on_file).plan(users)
-        _show_plan(plan.scope, format=format)
+        _show_plan(plan.ids, format=format)
         return 0
     report = _erase(erasure, users, ttl_s=settings.maintenance.lease_ttl_s)
     _mark_versions(settings, store)
@@ -112,7 +112,7 @@ class SpoolCopy:
     folder: Path
     name: str = "spool"
 
-    def forget(self, scope: Scope) -> int:
+    def forget(self, ids: IdsByTenant) -> int:
         """The events of the person, and whosever in their sessions."""
         from onlinerl.serving.spool.forgetting import forget_user
 
@@ -120,7 +120,7 @@ class SpoolCopy:
             forget_user(
                 self.folder, part.user, tenant=tenant, names=part.sessions | part.interactions
             )
-            for tenant, part in scope.items()
+            for tenant, part in ids.items()
         )
 
 
@@ -131,13 +131,13 @@ class ResponsesCopy:
     path: Path
     name: str = "responses"
 
-    def forget(self, scope: Scope) -> int:
+    def forget(self, ids: IdsByTenant) -> int:
         """The answers to the person, and to whomever in their sessions."""
         from onlinerl.serving.protocols.responses.sqlite_store import forget_user
 
         return sum(
             forget_user(self.path, tenant=tenant, user=part.user, sessions=part.sessions)
-            for tenant, part in scope.items()
+            for tenant, part in ids.items()
         )
 
 
@@ -162,10 +162,10 @@ def _lease(store: DeltaStore, *, ttl_s: float) -> Iterator[StoreLease]:
         lease.__exit__(None, None, None)
 
 
-def _trained_on(settings: "Settings", scope: Scope) -> dict[int, int] | None:
+def _trained_on(settings: "Settings", ids: IdsByTenant) -> dict[int, int] | None:
     def wanted(row: tuple[str, str]) -> bool:
         tenant, interaction = row
-        return tenant in scope and interaction in scope[tenant].interactions
+        return tenant in ids and interaction in ids[tenant].interactions
 
     try:
         return lineage.count_in_versions(lineage.open_trained_rows(settings), wanted)
@@ -203,14 +203,14 @@ def _progress() -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _show_plan(scope: Scope, *, format: str) -> None:
+def _show_plan(ids: IdsByTenant, *, format: str) -> None:
     lines = [
         {
             "tenant": tenant,
             "sessions": len(part.sessions),
             "interactions": len(part.interactions),
         }
-        for tenant, part in sorted(scope.items())
+        for tenant, part in sorted(ids.items())
     ]
     _write({"would_erase": lines}, format=format)
 

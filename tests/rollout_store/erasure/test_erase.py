@@ -19,8 +19,8 @@ from onlinerl.rollout_store.erasure import erase as erasure_module
 from onlinerl.rollout_store.erasure import resurrection as resurrection_module
 from onlinerl.rollout_store.erasure.erase import STEPS, Erasure
 from onlinerl.rollout_store.erasure.erased import ErasedSet
+from onlinerl.rollout_store.erasure.person_ids import IdsByTenant
 from onlinerl.rollout_store.erasure.resurrection import remove_resurrected
-from onlinerl.rollout_store.erasure.scope import Scope
 from onlinerl.rollout_store.erasure.state import StateFile
 from onlinerl.rollout_store.snapshots.named import create_snapshot, find, hold, readable
 from onlinerl.rollout_store.tables.audit import record_act
@@ -299,8 +299,8 @@ def test_a_plan_changes_nothing(people: People) -> None:
 
     plan = erasure(people).plan(ADA)
 
-    assert len(plan.scope["acme"].interactions) == 4
-    assert plan.scope["acme"].sessions == {"s-ada"}
+    assert len(plan.ids["acme"].interactions) == 4
+    assert plan.ids["acme"].sessions == {"s-ada"}
     assert people.store.versions() == before
     assert not (Path(people.store.root).parent / "erasures").exists()
 
@@ -353,10 +353,10 @@ class MemoryCopy:
     name = "spool"
 
     def __init__(self) -> None:
-        self.asked: list[Scope] = []
+        self.asked: list[IdsByTenant] = []
 
-    def forget(self, scope: Scope) -> int:
-        self.asked.append(scope)
+    def forget(self, ids: IdsByTenant) -> int:
+        self.asked.append(ids)
         return 3
 
 
@@ -364,7 +364,7 @@ def test_copies_outside_the_tables_are_forgotten_and_versions_are_named(people: 
     copy = MemoryCopy()
 
     report = erasure(
-        people, copies=[copy], trained_on=lambda scope: {7: len(scope["acme"].interactions)}
+        people, copies=[copy], trained_on=lambda ids: {7: len(ids["acme"].interactions)}
     ).run(ADA)
 
     assert copy.asked[0]["acme"].user == ADA["acme"]
