@@ -19,19 +19,20 @@ from onlinerl.rollout_store.schema import TABLES
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.rows import schema_of
 from onlinerl.rollout_store.views.feedback import (
-    DEMONSTRATIONS_VIEW,
+    demonstrations_view,
     feedback_use_view,
     signals_view,
 )
-from onlinerl.rollout_store.views.rewards import TURNS_VIEW, reward_view
+from onlinerl.rollout_store.views.rewards import reward_view, turns_view
 from onlinerl.rollout_store.views.scope import Scope, find_trees
 from onlinerl.rollout_store.views.segments import (
-    MASK_MACROS,
-    PROMPT_PIECES_VIEW,
     lengths_view,
+    mask_macro,
+    prompt_pieces_view,
     prompts_view,
     segments_view,
 )
+from onlinerl.rollout_store.views.sql_files import read_sql
 from onlinerl.rollout_store.views.suspicions import suspicions_view
 
 VIEWS = (
@@ -69,23 +70,6 @@ _AGE = {
     "erased": '"acted_at"',
 }
 """Of the same row stored twice, the first by these columns is kept."""
-
-_SESSIONS_VIEW = """
-CREATE VIEW sessions AS
-SELECT i.session_id, i.tenant,
-    count(DISTINCT i.interaction_id) AS num_interactions,
-    count(*) AS num_completions,
-    sum(len(i.completion_token_ids))::BIGINT AS num_tokens,
-    min(i.served_at) AS first_at,
-    max(i.served_at) AS last_at,
-    count(r.reward) AS num_labelled,
-    avg(r.reward) AS reward
-FROM interactions AS i
-LEFT JOIN rewards AS r ON r.interaction_id = i.interaction_id
-    AND r.choice_index = i.choice_index AND r.tenant = i.tenant
-WHERE i.arm <> 'shadow'
-GROUP BY i.session_id, i.tenant
-"""
 
 
 def connect(
@@ -167,18 +151,18 @@ def _ingested_from(
 def _views(rewards: RewardsConfig, *, as_of: datetime, scoped: bool) -> list[str]:
     """Every view over the tables, in an order in which each finds those it reads."""
     return [
-        TURNS_VIEW,
+        turns_view(),
         signals_view(rewards),
         feedback_use_view(rewards),
         suspicions_view(rewards),
         reward_view(rewards, as_of=as_of),
-        _SESSIONS_VIEW,
-        MASK_MACROS,
+        read_sql("sessions"),
+        mask_macro(),
         lengths_view(scoped=scoped),
-        PROMPT_PIECES_VIEW,
+        prompt_pieces_view(),
         prompts_view(scoped=scoped),
         segments_view(scoped=scoped),
-        DEMONSTRATIONS_VIEW,
+        demonstrations_view(),
     ]
 
 
