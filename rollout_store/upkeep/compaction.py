@@ -1,4 +1,4 @@
-"""Small files of one partition gathered into large ones; the rows stay the same."""
+"""Merges the small files of a partition into large ones; the rows stay the same."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ GROUP BY day HAVING count(*) >= $least ORDER BY day
 
 @dataclass(frozen=True, kw_only=True)
 class Compacted:
-    """What compacting one table did."""
+    """The result of compacting one table."""
 
     num_files_before: int = 0
     num_files_after: int = 0
     num_conflicts: int = 0
-    """Partitions that were left as they are because somebody deleted from them meanwhile."""
+    """Partitions that were left as they are because rows of them were deleted meanwhile."""
 
 
 def compact(
@@ -29,8 +29,14 @@ def compact(
 ) -> Compacted:
     """Rewrite the small files of every partition that has enough of them, one commit each.
 
-    Appends and readers go on beside it. Of a compaction and a deletion that meet in one file, one
-    fails: the deletion repeats itself, the compaction waits for the next pass.
+    Appends and reads continue meanwhile. If a compaction and a deletion change the same file, one
+    of them fails: a deletion is repeated, a compaction waits for the next pass.
+
+    Args:
+        store: Where the tables lie.
+        table: Name of the table.
+        target_file_bytes: A file below this size is small; rewritten files have about this size.
+        min_small_files: Small files that a partition must have to be compacted.
     """
     done = Compacted()
     for day in _days_to_compact(

@@ -140,6 +140,38 @@ def test_a_store_that_is_away_makes_it_unwell_until_it_is_back(people: People) -
     assert broken.ready() == "the storage is away"
 
 
+class Stop(threading.Event):
+    """Is set after a number of waits, and remembers how long they were to be."""
+
+    def __init__(self, *, after_waits: int) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self._after_waits = after_waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        if len(self.waits) == self._after_waits:
+            self.set()
+        return self.is_set()
+
+
+def test_repeated_faults_back_off_and_are_logged_once(
+    people: People, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(DeltaStore):
+        def create(self) -> None:
+            raise ServiceUnavailable("the storage is away")
+
+    config = MaintenanceConfig(interval_s=600.0)
+    broken = Maintainer(Away(people.store.root), config=config, retention=RetentionConfig())
+    stop = Stop(after_waits=4)
+    broken.run(stop)
+
+    assert stop.waits == [600.0, 1200.0, 1800.0, 1800.0]
+    assert caplog.text.count("the storage is away") == 1
+    assert broken.ready() == "the storage is away"
+
+
 def test_silence_is_not_health(people: People) -> None:
     clock = Clock()
     quiet = maintainer(people, clock=clock)
