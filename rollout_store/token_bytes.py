@@ -25,11 +25,11 @@ class TokenBytes:
         decoder = json.loads(tokenizer.to_str())["decoder"] or {}
         steps = [step.get("type") for step in decoder.get("decoders", [decoder])]
         self._byte_level = "ByteLevel" in steps
-        self.joined = steps == ["ByteLevel"]
-        """Whether the bytes of a text are the bytes of its tokens, joined."""
+        self.is_concatenative = steps == ["ByteLevel"]
+        """Whether the bytes of a text are the bytes of its tokens, concatenated."""
 
-    def decoded(self, token_id: int) -> bytes:
-        """The bytes of a token within a text; only for a tokenizer whose bytes are `joined`."""
+    def in_text(self, token_id: int) -> bytes:
+        """The bytes of a token within a text; use it only if `is_concatenative`."""
         spelling = self._tokenizer.id_to_token(token_id)
         return b"" if spelling is None else _byte_level(spelling)
 

@@ -66,7 +66,9 @@ class TokenCodec:
 
     def text_source(self) -> TextSource:
         """Decodes one answer, token by token."""
-        return ByteStream(self._visible) if self._bytes.joined else TextStream(self.decode)
+        return (
+            ByteStream(self._visible) if self._bytes.is_concatenative else TextStream(self.decode)
+        )
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """Text and bytes of one token; bytes that are no UTF-8 show as U+FFFD."""
@@ -77,7 +79,7 @@ class TokenCodec:
         """What a token adds to a text; control tokens add nothing."""
         visible = self._visible_bytes.get(token_id)
         if visible is None:
-            visible = b"" if token_id in self._special_ids else self._bytes.decoded(token_id)
+            visible = b"" if token_id in self._special_ids else self._bytes.in_text(token_id)
             self._visible_bytes[token_id] = visible
         return visible
 
