@@ -119,8 +119,8 @@ def _find_dead_letters(store: DeltaStore, *, since: date, version: int | None) -
     positions: list[Position] = []
     for batch in scanner.to_batches():
         rows = pa.Table.from_batches([batch])
-        kept = set(_positions(erased.without(_DEAD_LETTERS, rows)))
-        positions += [position for position in _positions(rows) if position not in kept]
+        allowed = set(_positions(erased.without(_DEAD_LETTERS, rows)))
+        positions += [position for position in _positions(rows) if position not in allowed]
     return positions
 
 

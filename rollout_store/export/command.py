@@ -97,10 +97,10 @@ def run_export(
     """Export and print the result; see `export`. The boundary is the middle of `rewards.clip`."""
     low, high = rewards.clip
     request = dataclasses.replace(request, boundary=(low + high) / 2)
-    done = export(store, request, actor=actor, rewards=rewards, limits=limits)
-    left_out = f", {done.num_left_out} left out: not ChatML, or nothing to choose between"
+    exported = export(store, request, actor=actor, rewards=rewards, limits=limits)
+    left_out = f", {exported.num_left_out} left out: not ChatML, or nothing to choose between"
     sys.stdout.write(
-        f"{done.num_rows} rows in {request.out}{left_out if done.num_left_out else ''}\n"
+        f"{exported.num_rows} rows in {request.out}{left_out if exported.num_left_out else ''}\n"
     )
     return 0
 
@@ -152,9 +152,9 @@ def export(
                 f"none of {num_left_out} rows can be written as {request.format}: their prompts "
                 "are not ChatML; export trl-sft, trl-kto or tokens instead"
             )
-        done = Exported(num_rows=num_rows, num_left_out=num_left_out)
-        _record(store, "export.done", request, actor=actor, done=done)
-    return done
+        exported = Exported(num_rows=num_rows, num_left_out=num_left_out)
+        _record(store, "export.done", request, actor=actor, exported=exported)
+    return exported
 
 
 def _plan(store: DeltaStore, request: ExportRequest, *, now: datetime) -> _Plan:
@@ -191,14 +191,15 @@ def _record(
     request: ExportRequest,
     *,
     actor: str,
-    done: Exported | None = None,
+    exported: Exported | None = None,
 ) -> None:
     record_act(
         store,
         actor=actor,
         action=action,
         subject=str(request.out),
-        detail=dataclasses.asdict(request) | ({} if done is None else dataclasses.asdict(done)),
+        detail=dataclasses.asdict(request)
+        | ({} if exported is None else dataclasses.asdict(exported)),
         at=datetime.now(UTC),
     )
 

@@ -54,8 +54,10 @@ def text_of(decoder: Decoder, ids: Sequence[int], masked: Sequence[int]) -> str:
     """The text of the tokens, with `MASKED_TEXT` in place of each run of masked tokens."""
     parts = []
     for is_masked, run in groupby(zip(ids, masked, strict=True), key=lambda pair: bool(pair[1])):
-        kept = [token for token, _ in run]
-        parts.append(MASKED_TEXT if is_masked else decoder.decode(kept, skip_special_tokens=False))
+        ids_of_run = [token for token, _ in run]
+        parts.append(
+            MASKED_TEXT if is_masked else decoder.decode(ids_of_run, skip_special_tokens=False)
+        )
     return "".join(parts)
 
 

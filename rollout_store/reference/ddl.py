@@ -72,7 +72,7 @@ def _duckdb_type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"{_duckdb_type(kind.value_type)}[]"
     if pa.types.is_struct(kind):
-        return f"STRUCT({_members(kind, _duckdb_type, named=_DUCKDB_MEMBER)})"
+        return f"STRUCT({_members(kind, _duckdb_type, template=_DUCKDB_MEMBER)})"
     return _scalar(kind, _DUCKDB)
 
 
@@ -82,12 +82,12 @@ def _spark_type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"ARRAY<{_spark_type(kind.value_type)}>"
     if pa.types.is_struct(kind):
-        return f"STRUCT<{_members(kind, _spark_type, named=_SPARK_MEMBER)}>"
+        return f"STRUCT<{_members(kind, _spark_type, template=_SPARK_MEMBER)}>"
     return _scalar(kind, _SPARK)
 
 
-def _members(kind: pa.StructType, type_of: Callable[[pa.DataType], str], *, named: str) -> str:
-    return ", ".join(named.format(field.name, type_of(field.type)) for field in kind)
+def _members(kind: pa.StructType, type_of: Callable[[pa.DataType], str], *, template: str) -> str:
+    return ", ".join(template.format(field.name, type_of(field.type)) for field in kind)
 
 
 def _scalar(kind: pa.DataType, names: Mapping[str, str]) -> str:

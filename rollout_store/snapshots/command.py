@@ -1,4 +1,4 @@
-"""`onlinerl snapshot`: hold rows under a name, list what is held, let go."""
+"""`onlinerl snapshot`: creates, lists and drops snapshots."""
 
 import sys
 from datetime import UTC, datetime
@@ -28,8 +28,8 @@ def run_snapshot(
     if name is None:
         raise ConfigError(f"name the snapshot: onlinerl snapshot {action} NAME")
     change = create_snapshot if action == "create" else drop_snapshot
-    done = change(store, name, actor=actor, reason=reason, at=now)
-    sys.stdout.write(f"snapshot {done.name}: {_state(done, at=now)}\n")
+    snapshot = change(store, name, actor=actor, reason=reason, at=now)
+    sys.stdout.write(f"snapshot {snapshot.name}: {_state(snapshot, at=now)}\n")
     return 0
 
 
@@ -41,20 +41,20 @@ def _state(snapshot: Snapshot, *, at: datetime) -> str:
     return states[snapshot.action]
 
 
-def _show(found: list[Snapshot], *, at: datetime) -> None:
+def _show(listed: list[Snapshot], *, at: datetime) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "state", "since", "by", "reason", "interactions", "feedback")
-    for each in found:
+    for snapshot in listed:
         table.add_row(
-            each.name,
-            _state(each, at=at),
-            f"{each.acted_at:%Y-%m-%d %H:%M}",
-            each.actor,
-            each.reason,
-            str(each.versions.get("interactions", "")),
-            str(each.versions.get("feedback", "")),
+            snapshot.name,
+            _state(snapshot, at=at),
+            f"{snapshot.acted_at:%Y-%m-%d %H:%M}",
+            snapshot.actor,
+            snapshot.reason,
+            str(snapshot.versions.get("interactions", "")),
+            str(snapshot.versions.get("feedback", "")),
         )
     console = Console(width=None if sys.stdout.isatty() else 200, emoji=False)
     console.print(table, markup=False)

@@ -38,7 +38,7 @@ def compact(
         target_file_bytes: A file below this size is small; rewritten files have about this size.
         min_small_files: Small files that a partition must have to be compacted.
     """
-    done = Compacted()
+    totals = Compacted()
     for day in _days_to_compact(
         store, table, target_file_bytes=target_file_bytes, min_small_files=min_small_files
     ):
@@ -51,10 +51,10 @@ def compact(
                     writer_properties=WRITER_PROPERTIES,
                 )
         except CommitFailedError:
-            done = _plus(done, conflicts=1)
+            totals = _plus(totals, conflicts=1)
             continue
-        done = _plus(done, before=figures["numFilesRemoved"], after=figures["numFilesAdded"])
-    return done
+        totals = _plus(totals, before=figures["numFilesRemoved"], after=figures["numFilesAdded"])
+    return totals
 
 
 def _days_to_compact(
@@ -71,9 +71,9 @@ def _days_to_compact(
     return [str(day) for (day,) in rows]
 
 
-def _plus(done: Compacted, *, before: int = 0, after: int = 0, conflicts: int = 0) -> Compacted:
+def _plus(totals: Compacted, *, before: int = 0, after: int = 0, conflicts: int = 0) -> Compacted:
     return Compacted(
-        num_files_before=done.num_files_before + before,
-        num_files_after=done.num_files_after + after,
-        num_conflicts=done.num_conflicts + conflicts,
+        num_files_before=totals.num_files_before + before,
+        num_files_after=totals.num_files_after + after,
+        num_conflicts=totals.num_conflicts + conflicts,
     )

@@ -124,7 +124,7 @@ class Maintainer:
             LeaseHeld: another process holds the lease, or took it over.
             ServiceUnavailable: the storage does not answer.
         """
-        began, done = self._clock(), []
+        started_at, results = self._clock(), []
         self._store.create()
         lease = StoreLease(self._store, name=LEASE, ttl_s=self._config.lease_ttl_s)
 
@@ -144,32 +144,32 @@ class Maintainer:
                     now=self._now,
                     keep_alive=keep_alive,
                 ):
-                    done.append(upkeep)
+                    results.append(upkeep)
                     _count(upkeep)
             except _Stopped:
-                return done
+                return results
         metrics.PASSES.labels("whole").inc()
         metrics.LAST_PASS.set(self._now().timestamp())
-        metrics.PASS_SECONDS.set(self._clock() - began)
-        return done
+        metrics.PASS_SECONDS.set(self._clock() - started_at)
+        return results
 
 
-def _count(done: TableUpkeep) -> None:
-    metrics.COMPACTED.labels(done.table).inc(done.compacted.num_files_before)
-    metrics.CONFLICTS.labels(done.table).inc(done.compacted.num_conflicts)
-    metrics.REMOVED.labels(done.table).inc(done.num_files_removed)
-    metrics.LOG_REMOVED.labels(done.table).inc(done.num_log_files_removed)
-    metrics.HELD.labels(done.table).set(done.num_held_versions)
-    if done.trouble is not None:
-        metrics.TROUBLED.labels(done.table).inc()
-    if done.changed:
+def _count(upkeep: TableUpkeep) -> None:
+    metrics.COMPACTED.labels(upkeep.table).inc(upkeep.compacted.num_files_before)
+    metrics.CONFLICTS.labels(upkeep.table).inc(upkeep.compacted.num_conflicts)
+    metrics.REMOVED.labels(upkeep.table).inc(upkeep.num_files_removed)
+    metrics.LOG_REMOVED.labels(upkeep.table).inc(upkeep.num_log_files_removed)
+    metrics.HELD.labels(upkeep.table).set(upkeep.num_held_versions)
+    if upkeep.trouble is not None:
+        metrics.TROUBLED.labels(upkeep.table).inc()
+    if upkeep.changed:
         logger.info(
             "kept up",
             extra={
-                "table": done.table,
-                "compacted": f"{done.compacted.num_files_before}"
-                f" into {done.compacted.num_files_after}",
-                "removed": done.num_files_removed,
-                "log_removed": done.num_log_files_removed,
+                "table": upkeep.table,
+                "compacted": f"{upkeep.compacted.num_files_before}"
+                f" into {upkeep.compacted.num_files_after}",
+                "removed": upkeep.num_files_removed,
+                "log_removed": upkeep.num_log_files_removed,
             },
         )

@@ -70,10 +70,10 @@ def maintain(
     remove_resurrected(store, actor=actor, at=now())
     for table in TABLES:
         keep_alive()
-        done = _upkeep(store, table, config=config, at=now())
-        if done.changed:
-            _record(store, done, actor=actor, at=now())
-        yield done
+        upkeep = _upkeep(store, table, config=config, at=now())
+        if upkeep.changed:
+            _record(store, upkeep, actor=actor, at=now())
+        yield upkeep
 
 
 def _upkeep(
@@ -115,17 +115,17 @@ def keep_up(
     )
 
 
-def _record(store: DeltaStore, done: TableUpkeep, *, actor: str, at: datetime) -> None:
+def _record(store: DeltaStore, upkeep: TableUpkeep, *, actor: str, at: datetime) -> None:
     record_act(
         store,
         actor=actor,
         action="maintain",
-        subject=done.table,
+        subject=upkeep.table,
         detail={
-            "files_compacted": done.compacted.num_files_before,
-            "files_written": done.compacted.num_files_after,
-            "files_removed": done.num_files_removed,
-            "log_files_removed": done.num_log_files_removed,
+            "files_compacted": upkeep.compacted.num_files_before,
+            "files_written": upkeep.compacted.num_files_after,
+            "files_removed": upkeep.num_files_removed,
+            "log_files_removed": upkeep.num_log_files_removed,
         },
         at=at,
     )
