@@ -1,5 +1,7 @@
 """Descriptions of the views and their columns for `docs/tables.md`; a test finds missing ones."""
 
+from onlinerl.rollout_store.views.feedback import OUTCOMES
+
 VIEWS_ABOUT = {
     "rewards": "One row per completion with feedback of a metric that `[rewards]` names. A "
     "completion without a row is unlabelled, which is not a reward of 0. Feedback counts only on "
@@ -11,9 +13,7 @@ VIEWS_ABOUT = {
     "completion plus new tokens are merged, if policy, session, temperature and logprob mode are "
     "the same. Every sampled token is in exactly one segment with mask 1. A completion counts only "
     "if it is `trainable` and if it and every interaction in its prompt have consent `train`.",
-    "feedback_use": "Every feedback and whether it counts. `outcome` is one of `counts`, "
-    "`retracted`, `other_metric`, `invalid_value`, `ignored_source`, `no_consent`, `no_target`, "
-    "`too_late`, `retraction`, `demonstration`; see [rewards.md](rewards.md).",
+    "feedback_use": "Every feedback, and whether it counts. See [rewards.md](rewards.md).",
     "demonstrations": "Answers that should have been given, with their prompts, if all of it may "
     "be trained on. A demonstration on a session belongs to the last turn before it.",
     "suspicions": "Feedback that looks manipulated by one user or one source: one row "
@@ -79,7 +79,7 @@ VIEW_COLUMNS = {
         "user": "Keyed hash of the caller's user id.",
         "value": "The value as it was given.",
         "given_at": "Time at which the gateway received it, UTC.",
-        "outcome": "Whether it counts, or why not.",
+        "outcome": " ".join(f"`{name}`: {text}" for name, text in OUTCOMES.items()),
         "delay_s": "Seconds since the last turn that was judged was served; null without a turn.",
         "influence": "Share of its weight that `[rewards].user_cap` leaves; 1 without a cap.",
     },
