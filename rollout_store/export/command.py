@@ -16,6 +16,7 @@ from typing import Literal
 import duckdb
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing_extensions import override
 
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
@@ -79,9 +80,10 @@ class _Plan:
     """Windows of whole days, with the number of interactions in each."""
 
 
-class _NoText:
+class _NoText(Decoder):
     """The decoder of a format that has no text."""
 
+    @override
     def decode(self, ids: object, *, skip_special_tokens: bool) -> str:
         raise AssertionError("token formats decode nothing")
 

@@ -38,7 +38,7 @@ def test_a_table_shows_names_and_values(
     assert "[7, 8]" in shown
 
 
-def test_a_table_that_no_terminal_shows_has_one_line_per_row(
+def test_a_table_outside_a_terminal_has_one_line_per_row(
     store: DeltaStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = ", ".join(f"repeat('{n}', 60) AS column{n}" for n in range(9))
@@ -71,7 +71,7 @@ def test_a_table_shows_text_as_it_is(store: DeltaStore, capsys: pytest.CaptureFi
     assert ":key: [red]" in shown
 
 
-def test_json_has_numbers_for_decimals_and_null_for_what_is_no_number(
+def test_json_has_numbers_for_decimals_and_null_for_nan(
     store: DeltaStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = {
@@ -131,7 +131,7 @@ def test_an_interval_is_text_as_duckdb_writes_it(
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_what_is_inside_of_others_and_a_file_cannot_hold_is_json_text(
+def test_nested_values_that_a_format_cannot_hold_are_json_text(
     store: DeltaStore, capsysbinary: pytest.CaptureFixture[bytes], format: Format
 ) -> None:
     run_query(store, "SELECT {'a': [INTERVAL 1 DAY]} AS a, union_value(k := 1) AS b", format)
@@ -144,7 +144,7 @@ def test_what_is_inside_of_others_and_a_file_cannot_hold_is_json_text(
     assert row == ['{"a": ["1 day"]}', "1"]
 
 
-def test_json_keeps_lists_and_says_times_in_utc(
+def test_json_has_lists_and_times_in_utc(
     store: DeltaStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_query(store, SQL, "json")
@@ -178,7 +178,7 @@ def test_parquet_can_be_read_back(
 
 
 @pytest.mark.parametrize("format", ["table", "json", "csv", "parquet"])
-def test_columns_of_one_name_are_all_shown_each_under_a_name_of_its_own(
+def test_columns_of_the_same_name_are_numbered(
     store: DeltaStore, capsysbinary: pytest.CaptureFixture[bytes], format: Format
 ) -> None:
     run_query(store, "SELECT 1 AS a, 2 AS b, 3 AS a, 4 AS a_1, 5 AS a", format)
@@ -212,7 +212,7 @@ def test_columns_of_one_name_are_all_shown_each_under_a_name_of_its_own(
         "",
     ],
 )
-def test_what_is_not_a_query_on_the_views_is_refused(
+def test_statements_that_are_not_queries_on_the_views_are_refused(
     store: DeltaStore, tmp_path: Path, sql: str
 ) -> None:
     (tmp_path / "secret").write_text("x")
@@ -222,7 +222,7 @@ def test_what_is_not_a_query_on_the_views_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "store"]
 
 
-def test_a_root_without_tables_is_said(tmp_path: Path) -> None:
+def test_a_query_without_tables_is_refused(tmp_path: Path) -> None:
     empty = DeltaStore(str(tmp_path))
 
     with pytest.raises(ConfigError, match="there are no tables under"):
