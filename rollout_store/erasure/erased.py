@@ -1,4 +1,4 @@
-"""What was erased and must not come back, kept as digests in the table `erased`.
+"""Keeps erased events from being stored again, by their digests in the table `erased`.
 
 A broker may still hold events of an erased person, and a gateway sends its recent events again to a
 broker that lost its data. So ingest checks every batch against these digests before storing it.
@@ -116,12 +116,18 @@ class ErasedSet:
             if exclusion is not None:
                 self._exclude("session", event, exclusion)
 
-    def _exclude_interactions(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Exclude what extends or judges an excluded row; parents come before their children."""
-        for event in events:
-            exclusion = self._exclusion_of(event)
-            if exclusion is not None:
-                self._exclude("interaction", event, exclusion)
+    def _exclude_interactions(self, events: Collection[Mapping[str, Any]]) -> None:
+        """Exclude every interaction that is excluded by its ids or that extends an excluded one.
+
+        A batch may have a child before its parent, so it is read until nothing is added.
+        """
+        num_before = -1
+        while len(self._derived) > num_before:
+            num_before = len(self._derived)
+            for event in events:
+                exclusion = self._exclusion_of(event)
+                if exclusion is not None:
+                    self._exclude("interaction", event, exclusion)
 
     def _exclude(self, kind: Kind, event: Mapping[str, Any], exclusion: Exclusion) -> None:
         name = digest(kind, tenant=event["tenant"], name=event[_COLUMNS[kind]])

@@ -651,3 +651,19 @@ def test_late_rows_that_extend_an_erased_row_are_not_stored(people: People) -> N
     people.stored_at = now()
     people.says("b1", user="bob", session="s-b", parent_id=some_id("ada-1"))
     assert remove_resurrected(people.store, actor="maintain", at=now()) == 1
+
+
+def test_rows_that_extend_an_erased_row_are_excluded_in_any_order(people: People) -> None:
+    """Parent and child may come from two partitions, and the child first."""
+    erasure(people).run(ADA)
+    erased = ErasedSet(people.store)
+    erased.refresh()
+    late = [
+        interaction(some_id("b2"), session_id="s-c", parent_id=some_id("b1"), served_at=NOON),
+        interaction(some_id("b1"), session_id="s-b", parent_id=some_id("ada-1"), served_at=NOON),
+    ]
+    rows = to_table([row for event in late for row in interaction_rows(event)])
+    signals = to_table([feedback_row(feedback("f1", interaction_id=some_id("b2")))])
+
+    assert erased.without("interactions", rows).num_rows == 0
+    assert erased.without("feedback", signals).num_rows == 0
