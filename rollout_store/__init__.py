@@ -1,1 +1,4 @@
-"""Everything that is logged: its schema, its tables and how to read them. Imports no sibling."""
+"""The schema and the tables of everything that is logged, and the views to read it.
+
+Imports no sibling folder.
+"""

@@ -1,6 +1,6 @@
-"""What the policy, the event log, the tables, the rewards and the registry can be told.
+"""The configuration of the policy, the event log, the tables, the rewards and the registry.
 
-These parts are shared by several processes, so their configuration lives with the contract.
+Several processes share these parts, so their configuration lies beside the shared schema.
 """
 
 import math
@@ -37,16 +37,16 @@ class BrokerConfig(Config):
     """Comma-separated `host:port` of brokers."""
 
     embedded: bool = True
-    """Start the broker of the one-machine stack, which keeps its log in memory."""
+    """Whether to start the broker of the one-machine stack, which keeps its log in memory."""
 
     partitions: int = Field(default=1, ge=1, le=1024)
-    """Partitions of a topic that is created because it is missing."""
+    """Partitions of a topic that onlinerl creates."""
 
     replication: int = Field(default=1, ge=1, le=16)
-    """Replicas of a topic that is created because it is missing."""
+    """Replicas of a topic that onlinerl creates."""
 
     request_timeout_s: float = Field(default=10.0, gt=0, le=300)
-    """Longest wait for one answer of the broker."""
+    """Seconds to wait for one response of the broker."""
 
     @property
     def addresses(self) -> list[str]:
@@ -61,65 +61,65 @@ class StoreConfig(Config):
     """Folder or object store URI of the tables; empty means `{data_dir}/store`."""
 
     storage_options: dict[str, str] = Field(default={})
-    """Options for an object store, e.g. region and endpoint. Keys belong in the environment."""
+    """Options for an object store, e.g. region and endpoint. Put keys into the environment."""
 
     query_memory_mib: int = Field(default=2_048, ge=64, le=4_194_304)
-    """Memory of a query on the views, in MiB; beyond it DuckDB spills to a temporary folder."""
+    """Memory of a query on the views, in MiB; a larger query spills to a temporary folder."""
 
     query_threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of a query on the views; 0 takes one per core."""
+    """Threads of a query on the views; 0 uses one per core."""
 
 
 class MetricConfig(Config):
     """How the feedback of one metric becomes a number.
 
-    A value that is not of `type` is ignored; the view `feedback_use` counts it.
+    A value that is not of `type` is ignored; the view `feedback_use` lists it.
     """
 
     name: str = Field(min_length=1, max_length=128)
     """The `metric` of the feedback."""
 
     type: MetricType = "float"
-    """`bool` takes 0 and 1 only, `float` any finite number."""
+    """`bool` accepts only 0 and 1, `float` any finite number."""
 
     aggregate: Aggregate = "last"
-    """Which value counts when one source gave several: the last or first in time, mean or sum."""
+    """How several values of one source become one: last or first in time, mean, or sum."""
 
     aggregates: dict[FeedbackSource, Aggregate] = Field(default={})
-    """`aggregate` of single sources, where it differs."""
+    """`aggregate` by source, for sources where it differs."""
 
     weight: Finite = 1.0
-    """Share of this metric in the reward."""
+    """Weight of this metric in the reward."""
 
     sources: dict[FeedbackSource, SourceWeight] = Field(default={})
-    """`rewards.sources` of this metric, where it differs."""
+    """`rewards.sources` for this metric, for sources where it differs."""
 
     scale: Finite = 1.0
-    """Multiplies the aggregated value."""
+    """Factor for the aggregated value."""
 
     offset: Finite = 0.0
     """Added after scaling; `scale=2, offset=-1` maps 0 and 1 to -1 and 1."""
 
     threshold: float | None = Field(default=None, gt=0, lt=1)
-    """Break-even rate: a value that passes counts 1 - threshold, one that does not -threshold. So
-    what passes less often than this loses on average, and silence, 0, is better."""
+    """Break-even rate: a value that passes counts `1 - threshold`, any other `-threshold`. Answers
+    that pass less often than this are negative on average, which is worse than silence, 0."""
 
     passes_at: Finite = 1.0
-    """Lowest value that passes; only with `threshold`."""
+    """Lowest value that passes; used only with `threshold`."""
 
     default: Finite | None = None
-    """What counts, before `weight`, on an interaction without feedback of this metric once it is
-    mature; absent: such an interaction stays unlabelled. With `threshold`, silence counts 0."""
+    """The number, before `weight`, for a mature interaction without feedback of this metric. When
+    absent, such an interaction stays unlabelled. With a `threshold`, 0 breaks even."""
 
     final: bool = False
-    """Feedback of this metric ends the wait: its interaction is mature at once."""
+    """Whether an interaction is mature as soon as it has feedback of this metric."""
 
     @model_validator(mode="after")
     def _threshold_replaces_scale(self) -> Self:
         if self.threshold is not None and (self.scale, self.offset) != (1.0, 0.0):
             raise ValueError(
                 f"metric {self.name} has a threshold, which gives 1 - threshold and -threshold; "
-                "leave out scale and offset, and use weight for its size"
+                "leave out scale and offset, and set its size with weight"
             )
         return self
 
@@ -129,22 +129,22 @@ class MetricConfig(Config):
 
 
 class SuspicionConfig(Config):
-    """From when on feedback looks like somebody's own: the view `suspicions`."""
+    """When feedback is suspicious; see the view `suspicions`."""
 
     user_share: Share = 0.5
-    """A user who gives more than this share of a tenant's feedback of one window."""
+    """A user with more than this share of a tenant's feedback in one window is flagged."""
 
     source_share: Share = 1.0
-    """A source that gives more than this share, the same way; 1 flags none."""
+    """A source with more than this share is flagged in the same way; 1 flags none."""
 
     window_s: float = Field(default=86_400.0, ge=1, le=31_536_000)
-    """Length of those windows, in seconds, counted from 1970 in UTC."""
+    """Length of the windows in seconds; the windows are aligned to 1970 in UTC."""
 
     min_feedback: int = Field(default=20, ge=1)
-    """Feedback that a window must hold before shares in it say anything."""
+    """Smallest number of feedback in a window for which shares are judged."""
 
     burst_feedback: int = Field(default=30, ge=2)
-    """A user who gives this many within `burst_s`."""
+    """A user who gives this much feedback within `burst_s` is flagged."""
 
     burst_s: float = Field(default=60.0, gt=0, le=86_400)
     """Length of a burst, in seconds."""
@@ -155,40 +155,40 @@ class RewardsConfig(Config):
 
     reward = clip(sum over metrics of weight * (scale * value + offset)), where `value` is the mean
     over sources, weighted by `sources`, of each source's aggregate. A metric without feedback adds
-    its `default`, or nothing; an interaction without any of it is unlabelled and has no reward.
+    its `default`, or nothing. An interaction with neither is unlabelled and has no reward.
     """
 
     metrics: tuple[MetricConfig, ...] = ()
     """The metrics that count; feedback of other metrics is stored and ignored."""
 
     sources: dict[FeedbackSource, SourceWeight] = Field(default={})
-    """Weight of a source against the others within one metric; 1 when not named, 0 ignores it."""
+    """Weight of a source relative to others within a metric; 1 if not named, and 0 ignores it."""
 
     clip: tuple[Finite, Finite] = (-1.0, 1.0)
     """Lowest and highest reward."""
 
     session_discount: float = Field(default=1.0, ge=0, le=1)
-    """Feedback on a session counts on an interaction times this, once per turn between them."""
+    """Factor for feedback on a session, applied once for each turn after the interaction."""
 
     attribution_window_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
-    """Feedback that comes longer than this after an interaction, in seconds, does not count on it,
-    and the reward is listed when that time has passed; absent: any feedback counts."""
+    """Seconds after an interaction during which feedback counts on it. The reward is listed when
+    they have passed. When absent, any later feedback counts."""
 
     maturity_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Age of an interaction, in seconds, from which its reward is listed, if that is later than the
-    end of the attribution window. A `final` metric ends both waits."""
+    """Age of an interaction, in seconds, at which its reward is listed, if that is later than the
+    end of the attribution window. Feedback of a `final` metric ends both waits."""
 
     user_cap: Share | None = None
-    """Largest share of a tenant's feedback in one window of `suspicion.window_s` that one user can
-    have: above it, each feedback of that user weighs less, and so does the row it labels. Absent:
-    no cap."""
+    """Largest share of a tenant's feedback in one window of `suspicion.window_s` that counts for
+    one user. If a user gives more, each feedback of the user weighs less, and so does the row that
+    it labels. No cap when absent."""
 
     suspicion: SuspicionConfig = Field(default_factory=SuspicionConfig)
-    """What is flagged; nothing is left out because of a flag."""
+    """When feedback is flagged; flagged feedback still counts."""
 
     @property
     def listed_after_s(self) -> float:
-        """Age at which a reward is listed without a final signal."""
+        """Age, in seconds, at which a reward is listed without feedback of a final metric."""
         return max(self.maturity_s, self.attribution_window_s or 0.0)
 
     def source_weight(self, metric: MetricConfig, source: FeedbackSource) -> float:
@@ -217,7 +217,7 @@ class RegistryConfig(Config):
     """Address of the MLflow server."""
 
     embedded: bool = True
-    """Start the MLflow server of the one-machine stack: SQLite, one worker, local artifacts."""
+    """Whether to start the MLflow server of the one-machine stack: SQLite, local artifacts."""
 
     experiment: str = Field(default="onlinerl", min_length=1, max_length=256)
     """MLflow experiment that holds the runs of the cycles."""

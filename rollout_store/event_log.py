@@ -1,7 +1,7 @@
-"""The topics of the event log: creating them, and telling one incarnation from the next.
+"""The topics of the event log: creates them, and tells apart topics of the same name.
 
 A topic that is created again, e.g. by a broker that lost its disk, counts offsets from 0 under the
-same name. Its topic id differs, so whoever keeps an offset keeps it with the id.
+same name but has another topic id. So an offset is always stored together with the topic id.
 """
 
 import contextlib
@@ -21,19 +21,20 @@ logger = logging.getLogger(__name__)
 ALL_TOPICS = (INTERACTIONS_TOPIC, FEEDBACK_TOPIC)
 
 MAX_MESSAGE_BYTES = 8 * 1024**2
-"""Largest record of a topic created here; brokers default to 1 MiB, too little for many choices."""
+"""Largest record of a topic that is created here. The default of brokers, 1 MiB, is too small for
+answers with many choices."""
 
 
 TABLE_OF: Mapping[str, Literal["interactions", "feedback"]] = {
     INTERACTIONS_TOPIC: "interactions",
     FEEDBACK_TOPIC: "feedback",
 }
-"""The table that a topic fills."""
+"""The table that is filled from each topic."""
 
 
 @dataclass(frozen=True)
 class TopicIdPartition:
-    """A partition of one incarnation of a topic."""
+    """A partition of one topic, as identified by its topic id."""
 
     topic: str
     topic_id: str
@@ -41,13 +42,13 @@ class TopicIdPartition:
 
     @property
     def app_id(self) -> str:
-        """Under which the topic's table stores the next offset, in the commit of the rows."""
+        """Key under which the table stores the next offset, in the same commit as the rows."""
         return f"onlinerl/{self.topic}/{self.topic_id}/{self.partition}"
 
 
 @dataclass(frozen=True)
 class Topic:
-    """One incarnation of a topic."""
+    """A topic, as identified by its topic id."""
 
     name: str
     topic_id: str
@@ -55,10 +56,13 @@ class Topic:
 
 
 class TopicAdmin:
-    """An admin connection that is used for topics only; close it after use.
+    """An admin connection for topics; close it after use, or use it as a context manager.
+
+    Args:
+        broker: Where the brokers are, and how topics are created.
 
     Raises:
-        ServiceUnavailable: from every method, when no broker answers within its timeout.
+        ServiceUnavailable: from every method but `close`, when no broker answers in time.
     """
 
     def __init__(self, broker: BrokerConfig) -> None:
@@ -78,7 +82,7 @@ class TopicAdmin:
             )
 
     def describe(self, names: Iterable[str] = ALL_TOPICS) -> dict[str, Topic]:
-        """The topics that exist now, by name."""
+        """The existing topics among `names`, by name."""
         with broker_errors("describe topics"):
             answers = self._client.describe_topics(list(names))
         return {
@@ -92,9 +96,9 @@ class TopicAdmin:
         }
 
     def ensure(self, names: Iterable[str] = ALL_TOPICS) -> dict[str, Topic]:
-        """Create the topics that are missing and describe all; idempotent, safe to race.
+        """Create missing topics and describe all of them; several processes may do so at once.
 
-        A broker may confirm a creation before it describes the topic, so this waits for that.
+        A broker may confirm a creation before it can describe the topic, so this waits for that.
         """
         wanted = tuple(names)
         for name in sorted(set(wanted) - set(self.describe(wanted))):
@@ -107,7 +111,7 @@ class TopicAdmin:
         return topics
 
     def close(self) -> None:
-        """Disconnect; never raises, the broker may be gone."""
+        """Disconnect; never raises, even if the broker is gone."""
         from kafka.errors import KafkaError
 
         with contextlib.suppress(KafkaError, OSError):
@@ -136,19 +140,19 @@ class TopicAdmin:
 
 
 def ensure_topics(broker: BrokerConfig, names: Iterable[str] = ALL_TOPICS) -> dict[str, Topic]:
-    """Create the topics that are missing and describe all, over a connection of its own."""
+    """Create missing topics and describe all of them, over a new connection; see `TopicAdmin`."""
     with TopicAdmin(broker) as admin:
         return admin.ensure(names)
 
 
 def require_listener(broker: BrokerConfig) -> None:
-    """Fail at once when no broker accepts a connection.
+    """Fail immediately if no broker accepts a connection.
 
-    kafka-python would try until its timeout, leave its sockets open and back off for longer than
-    the broker needs to come back.
+    Without this check kafka-python would try until its timeout, leave its sockets open, and back
+    off for longer than the broker needs to come back.
 
     Raises:
-        ServiceUnavailable: naming the addresses.
+        ServiceUnavailable: no broker listens; the message names the addresses.
     """
     for address in broker.addresses:
         host, _, port = address.rpartition(":")
@@ -162,7 +166,11 @@ def require_listener(broker: BrokerConfig) -> None:
 
 @contextlib.contextmanager
 def broker_errors(attempt: str) -> Iterator[None]:
-    """What kafka-python raises, as an error a caller can wait for."""
+    """Raise errors of kafka-python as `ServiceUnavailable`, which callers retry.
+
+    Args:
+        attempt: What the block does, to complete the sentence "cannot ...".
+    """
     from kafka.errors import KafkaError, TopicAlreadyExistsError
 
     try:

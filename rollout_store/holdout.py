@@ -1,7 +1,7 @@
-"""Which sessions are never trained on, so that gates can measure on them.
+"""Which sessions are held out: never trained on, so that gates can measure on them.
 
-Decided by a hash of the session id alone: every part of the system agrees without talking, a
-session is held out with all of its turns, and raising the fraction only adds sessions.
+A hash of the session id decides. So every process comes to the same decision on its own, a session
+is held out with all of its turns, and a larger fraction only adds sessions.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The one declaration of everything that is logged.
 
-Event models (what travels through Kafka) and row models (what lies in the tables); `arrow` derives
-the columns. The same field is declared once: a row inherits the event's fields. This file knows
-nothing of Kafka, Arrow, Delta or DuckDB.
+Event models describe the records in Kafka, and row models the rows in the tables; `tables.arrow`
+derives the columns. Each field is declared once: a row inherits the fields of its event. This file
+does not depend on Kafka, Arrow, Delta or DuckDB.
 """
 
 import base64
@@ -29,7 +29,7 @@ def _unpack(typecode: str) -> typing.Callable[[object], object]:
     def decode(value: object) -> object:
         if not isinstance(value, str):
             return value
-        # numpy is imported late: configuration modules import this file and must stay quick.
+        # numpy is imported late, because configuration modules import this file at every start.
         import numpy as np
 
         return np.frombuffer(base64.b64decode(value, validate=True), dtype=typecode).tolist()
@@ -62,7 +62,7 @@ Logprobs = Annotated[
 
 
 class Record(BaseModel):
-    """Base of events and rows: unknown fields of newer writers are kept, values are immutable."""
+    """Base of events and rows: keeps unknown fields of newer writers; values are immutable."""
 
     model_config = ConfigDict(
         extra="allow", frozen=True, use_attribute_docstrings=True, ser_json_inf_nan="constants"
@@ -90,7 +90,7 @@ class TokenSpan(BaseModel):
 
 
 class Sampling(BaseModel):
-    """The sampling parameters that shaped the served distribution."""
+    """The sampling parameters that determined the served distribution."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -103,8 +103,8 @@ class Sampling(BaseModel):
     stop: list[str] = []
 
 
-class Renderer(BaseModel):
-    """What turned messages into tokens."""
+class RendererName(BaseModel):
+    """Identifies the renderer that turned messages into tokens."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -114,56 +114,56 @@ class Renderer(BaseModel):
 
 
 class InteractionFields(Record):
-    """What holds for a served request as a whole."""
+    """The fields of a served request, which all of its completions share."""
 
     interaction_id: str
-    """UUIDv7 made by the gateway; idempotency key of the whole pipeline."""
+    """UUIDv7 from the gateway; the idempotency key of the whole pipeline."""
     session_id: str
-    """A conversation or agent run."""
+    """Conversation or agent run that the request belongs to."""
     parent_id: str | None = None
     """Interaction whose prompt + completion this prompt starts with, token for token."""
     parent_choice: int = 0
-    """Which completion of the parent."""
+    """Index of the parent's completion that this prompt contains."""
     prefix_length: int = Field(default=0, ge=0)
-    """Tokens shared with the parent's prompt + completion; not repeated in `prompt_token_ids`."""
+    """Number of tokens shared with the parent's prompt + completion; not in `prompt_token_ids`."""
     prompt_token_ids: TokenIds
-    """The prompt after `prefix_length`."""
+    """The tokens of the prompt after the first `prefix_length`."""
     prompt_mask_spans: list[TokenSpan] | None = None
-    """Spans of `prompt_token_ids` that scrubbing keeps out of every decoded view."""
+    """Spans of `prompt_token_ids` that scrubbing hides: they are never decoded."""
     policy: str
     """Name of the policy, e.g. `assistant`."""
     arm: Arm = "champion"
-    """Which deployment answered."""
+    """Arm that answered: champion, canary or shadow."""
     arm_probability: float | None = Field(default=None, gt=0, le=1)
-    """Probability with which a session is given this arm; null from writers that did not say."""
+    """Probability with which a session gets this arm; null from older writers."""
     protocol: Protocol = "openai.chat"
-    """The API that the client spoke."""
+    """API that the client used."""
     streamed: bool = False
     """Whether the client asked for a stream."""
     sampling: Sampling
-    """The parameters that shaped the served distribution."""
+    """Sampling parameters that determined the served distribution."""
     logprob_mode: LogprobMode = "processed"
     """`processed`: logprobs are those of the served distribution, temperature included."""
-    renderer: Renderer
-    """What turned messages into tokens."""
+    renderer: RendererName
+    """Renderer that turned messages into tokens."""
     tenant: str
-    """Whose API key was used."""
+    """Tenant of the API key that was used."""
     user: str | None = None
     """Keyed hash of the caller's user id; never the id itself."""
     consent: Consent = "log"
-    """What the caller allows: `log` keeps the row, `train` lets it be learned from."""
+    """What the caller allows: `log` to store the row, `train` also to train on it."""
     trainable: bool = True
-    """Whether everything that learning needs is there and consistent."""
+    """Whether everything that training needs is present and consistent."""
     untrainable_reason: str | None = None
     """Why `trainable` is false."""
     served_at: AwareDatetime
-    """When the request arrived, UTC."""
+    """Time at which the request arrived, UTC."""
     ttft_ms: float | None = None
-    """Arrival to first token; null for an answer that was not streamed."""
+    """Milliseconds from the request's arrival to the first token; null if it was not streamed."""
     latency_ms: float | None = None
-    """Arrival to last token."""
+    """Milliseconds from the request's arrival to the last token."""
     tags: dict[str, str] = {}
-    """Free labels of the caller."""
+    """Labels that the caller chose."""
 
 
 class Completion(BaseModel):
@@ -172,19 +172,19 @@ class Completion(BaseModel):
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, extra="allow")
 
     choice_index: int = Field(default=0, ge=0)
-    """Which of several answers to one request."""
+    """Index of the completion among those of one request."""
     completion_token_ids: TokenIds
-    """Every sampled token, once."""
+    """Every sampled token, exactly once."""
     logprobs: Logprobs
-    """Of the served distribution, one per completion token."""
+    """Logprob of each completion token under the served distribution."""
     finish_reason: FinishReason
     """Why sampling ended."""
     version_spans: list[VersionSpan]
-    """Tile the completion."""
+    """Version that sampled each part of the completion; the spans cover it without gaps."""
     mask_spans: list[TokenSpan] | None = None
-    """Spans of the completion that scrubbing keeps out of the loss and of every decoded view."""
+    """Spans of the completion that scrubbing hides: they are never decoded or trained on."""
     routed_experts: str | None = None
-    """Base64 `.npy` of expert ids where the engine returns them."""
+    """Base64 of a `.npy` file with expert ids, if the engine returns them."""
 
 
 class InteractionEvent(InteractionFields):
@@ -200,34 +200,33 @@ class FeedbackFields(Record):
     feedback_id: str = Field(min_length=1, max_length=128)
     """Idempotency key; the client may supply it."""
     interaction_id: str | None = None
-    """The interaction it is about, or null."""
+    """Interaction that was judged, or null."""
     session_id: str | None = None
-    """The session it is about, or null."""
+    """Session that was judged, or null."""
     choice_index: int | None = Field(default=None, ge=0)
-    """One choice of several; all when absent."""
+    """Completion that was judged; all completions of the interaction when null."""
     metric: str = Field(min_length=1, max_length=128)
-    """What was judged; `[rewards]` says which metrics count."""
+    """Name of the metric; `[rewards]` lists the metrics that count."""
     value: float | None = None
     """Booleans are 1.0 and 0.0. Null only for a retraction or a demonstration."""
     source: FeedbackSource = "user"
-    """Who judged."""
+    """Kind of judge."""
     comment: str | None = None
     """Free text."""
     demonstration: str | None = None
     """The answer that should have been given."""
     retracts: str | None = None
-    """Feedback id that no longer counts."""
+    """Id of the feedback that this feedback retracts."""
     tenant: str
-    """Whose API key gave it; it counts only on interactions of the same tenant."""
+    """Tenant of the API key that was used. Feedback counts only on interactions of its tenant."""
     user: str | None = None
     """Keyed hash of the caller's user id."""
     consent: Consent | None = None
-    """What the caller allows; null from writers that did not say, which counts as the consent of
-    the interaction."""
+    """What the caller allows; null counts as the consent of the interaction."""
     given_at: AwareDatetime
-    """When the gateway received it, UTC."""
+    """Time at which the gateway received it, UTC."""
     tags: dict[str, str] = {}
-    """Free labels of the caller."""
+    """Labels that the caller chose."""
 
     @pydantic.model_validator(mode="after")
     def _has_exactly_one_target(self) -> Self:
@@ -236,20 +235,20 @@ class FeedbackFields(Record):
         return self
 
     @pydantic.model_validator(mode="after")
-    def _says_something(self) -> Self:
+    def _has_content(self) -> Self:
         if self.value is None and self.demonstration is None and self.retracts is None:
             raise ValueError("give a value, a demonstration or the id of a feedback to retract")
         return self
 
 
 class FeedbackEvent(FeedbackFields):
-    """A record of `onlinerl.feedback`, keyed by the session or interaction it is about."""
+    """A record of `onlinerl.feedback`, keyed by the session or interaction that was judged."""
 
     schema_version: int = SCHEMA_VERSION
 
 
 class IngestFields(BaseModel):
-    """Where a row came from."""
+    """The origin of a row."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
@@ -258,13 +257,13 @@ class IngestFields(BaseModel):
     partition: int
     """Partition of the record."""
     offset: int
-    """Offset of the record; it counts anew when the topic is created anew."""
+    """Offset of the record; a topic that is created again starts at 0 again."""
     ingested_at: AwareDatetime
-    """When ingest stored it, UTC."""
+    """Time at which ingest stored it, UTC."""
     ingest_date: date
     """UTC day of `ingested_at`; the tables are partitioned by it."""
     extra: str | None = None
-    """JSON of fields that a newer writer added."""
+    """JSON object of unknown fields from a newer writer."""
 
 
 class InteractionRow(InteractionFields, Completion, IngestFields):
@@ -275,11 +274,11 @@ class InteractionRow(InteractionFields, Completion, IngestFields):
 
 
 class FeedbackRow(FeedbackFields, IngestFields):
-    """Table `feedback`: append-only, joined at read time."""
+    """Table `feedback`: append-only; views join it with interactions when it is read."""
 
 
 class DeadLetterRow(Record):
-    """Table `dead_letters`: a record that broke the contract, kept as it came."""
+    """Table `dead_letters`: records that broke the contract, unchanged."""
 
     topic: str
     """Topic of the record."""
@@ -288,50 +287,50 @@ class DeadLetterRow(Record):
     offset: int
     """Offset of the record."""
     reason: str
-    """What is wrong with it; never what it contains."""
+    """What is wrong with the record, without its contents."""
     key: bytes | None = None
     """Key of the record."""
     payload: bytes
     """Value of the record, byte for byte."""
     ingested_at: AwareDatetime
-    """When ingest stored it, UTC."""
+    """Time at which ingest stored it, UTC."""
     ingest_date: date
     """UTC day of `ingested_at`."""
 
 
 class PromotionRow(Record):
-    """Table `promotions`: every change of what serves, and every refusal."""
+    """Table `promotions`: every change of the served version, and every refused change."""
 
     promotion_id: str
-    """Same for every report of one change."""
+    """Id of the change; the same in every report of it."""
     policy: str
     """Name of the policy."""
     version: int
-    """Version that the change is about."""
+    """Version that was promoted, restored or refused."""
     from_version: int | None = None
     """Version that served before."""
     action: Literal["bootstrap", "promote", "rollback", "refuse", "fail"]
     """What was done."""
     reason: str
-    """Why; for a refusal the gates that said no."""
+    """Why; for a refusal, the gates that failed."""
     actor: str
-    """`controller`, or who asked."""
+    """`controller`, or the operator who asked."""
     pause_ms: float | None = None
-    """Longest time that a replica did not generate."""
+    """Longest pause of generation on any replica, in milliseconds."""
     stage_ms: float | None = None
-    """Time to stage the weights on every replica, while serving."""
+    """Milliseconds to stage the weights on every replica while they serve."""
     delta_bytes: int | None = None
-    """Size of what was sent."""
+    """Bytes that were sent."""
     full_bytes: int | None = None
-    """Size of all weights."""
+    """Bytes of all weights."""
     changed_fraction: float | None = None
     """Share of weights whose bits differ."""
     max_abs_logprob_diff: float | None = None
-    """Engine against transformers, worst probe token."""
+    """Largest difference of a probe token's logprob between the engine and transformers."""
     mean_abs_logprob_diff: float | None = None
-    """Engine against transformers on the probe tokens after the swap, worst replica."""
+    """Mean difference of the probe tokens' logprobs after the swap, on the worst replica."""
     decided_at: AwareDatetime
-    """When it was done, UTC."""
+    """Time of the decision, UTC."""
     ingest_date: date
     """UTC day of `decided_at`."""
 
@@ -340,30 +339,30 @@ class AuditRow(Record):
     """Table `audit`: who did what to which version or row."""
 
     audit_id: str
-    """Same for every report of one act."""
+    """Id of the act; the same in every report of it."""
     actor: str
-    """Who."""
+    """Operator or process that acted."""
     action: str
-    """Did what."""
+    """Name of the action."""
     subject: str
-    """To what: a version, a row, a user's hash."""
+    """What it was done to: a version, a row, or a user's hash."""
     detail: str | None = None
-    """More, as text or JSON."""
+    """Details, as text or JSON."""
     acted_at: AwareDatetime
-    """When, UTC."""
+    """Time of the act, UTC."""
     ingest_date: date
     """UTC day of `acted_at`."""
 
 
 class ArmRow(Record):
-    """Table `arms`: which versions take part of the traffic. The newest decision of a policy holds.
+    """Table `arms`: which versions get a share of the traffic. A policy's newest decision holds.
 
-    A decision is one row per arm beside the champion, which gets what is left; a decision without
-    canary and shadow is one row of the champion.
+    A decision has one row per canary and shadow; the champion gets the rest of the traffic. A
+    decision without canary and shadow has one row for the champion.
     """
 
     decision_id: str
-    """Same for every row of one decision."""
+    """Id of the decision; the same in all of its rows."""
     policy: str
     """Name of the policy."""
     arm: Arm
@@ -371,49 +370,49 @@ class ArmRow(Record):
     version: int
     """Version that the arm serves."""
     share: float = Field(ge=0, le=1)
-    """Share of sessions; of a shadow, the share of requests that are answered a second time."""
+    """Share of sessions; for a shadow, the share of requests that it also answers."""
     adapter: str | None = None
     """Name of the LoRA adapter, `assistant@12`; null when a replica serves the full weights."""
     decided_at: AwareDatetime
-    """When, UTC."""
+    """Time of the decision, UTC."""
     ingest_date: date
     """UTC day of `decided_at`."""
 
 
 class SnapshotRow(Record):
-    """Table `snapshots`: which table versions are held, under which name. The newest row counts."""
+    """Table `snapshots`: named table versions that are held. The newest row of a name counts."""
 
     name: str
     """Name of the snapshot."""
     action: Literal["create", "drop", "mark"]
-    """`mark`: an erased user's rows were in it."""
+    """`mark`: rows or files of the snapshot are gone, so it cannot be read any more."""
     versions: str
-    """JSON object of table versions."""
+    """JSON object with the version of each table."""
     actor: str
-    """Who."""
+    """Operator or process that acted."""
     reason: str
-    """Why: free text, or which erasure marked it."""
+    """Why: free text, or the erasure that marked the snapshot."""
     expires_at: AwareDatetime | None = None
-    """From when on nothing is held; null holds until it is dropped."""
+    """Time at which the hold ends, UTC; null holds until the snapshot is dropped."""
     acted_at: AwareDatetime
-    """When, UTC."""
+    """Time of the act, UTC."""
     ingest_date: date
     """UTC day of `acted_at`."""
 
 
 class ErasedRow(Record):
-    """Table `erased`: what must not come back, as digests that say nothing without the original."""
+    """Table `erased`: ids that must not be stored again, as digests that do not reveal them."""
 
     erasure_id: str
-    """Same for every row of one erasure."""
+    """Id of the erasure; the same in all of its rows."""
     kind: Literal["user", "session", "interaction"]
-    """What the digest is of."""
+    """Kind of the id."""
     digest: str
     """SHA-256 over kind, tenant and id, hexadecimal, 32 digits."""
     before_at: AwareDatetime
-    """Events of a user or session up to this time are left out; of an interaction, all of them."""
+    """Events of a user or session up to this time are excluded; of an interaction, all events."""
     acted_at: AwareDatetime
-    """When, UTC."""
+    """Time of the erasure, UTC."""
     ingest_date: date
     """UTC day of `acted_at`."""
 

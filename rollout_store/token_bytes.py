@@ -1,4 +1,4 @@
-"""The bytes that one token stands for: shown beside a logprob, searched by scrubbing."""
+"""The bytes of single tokens, which logprobs show and scrubbing searches."""
 
 import json
 import re
@@ -10,7 +10,11 @@ _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenBytes:
-    """Bytes of the tokens of one tokenizer, in the spelling of its vocabulary."""
+    """Gives the bytes of each token of one tokenizer.
+
+    Args:
+        tokenizer: The tokenizer, byte-level or with byte fallback.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -21,16 +25,16 @@ class TokenBytes:
         decoder = json.loads(tokenizer.to_str())["decoder"] or {}
         steps = [step.get("type") for step in decoder.get("decoders", [decoder])]
         self._byte_level = "ByteLevel" in steps
-        self.joined = steps == ["ByteLevel"]
-        """Whether the text of several tokens is that of their bytes, one after the other."""
+        self.is_concatenative = steps == ["ByteLevel"]
+        """Whether the bytes of a text are the bytes of its tokens, concatenated."""
 
-    def decoded(self, token_id: int) -> bytes:
-        """What a tokenizer whose bytes are `joined` makes of a token within a text."""
+    def in_text(self, token_id: int) -> bytes:
+        """The bytes of a token within a text; use it only if `is_concatenative`."""
         spelling = self._tokenizer.id_to_token(token_id)
         return b"" if spelling is None else _byte_level(spelling)
 
     def of(self, token_id: int) -> bytes:
-        """The bytes of one token; none for an id outside the vocabulary."""
+        """The bytes of one token; empty for an id outside the vocabulary."""
         if token_id in self._added:
             return self._added[token_id].encode()
         spelling = self._tokenizer.id_to_token(token_id)
@@ -40,7 +44,7 @@ class TokenBytes:
 
 
 def _byte_level(spelling: str) -> bytes:
-    """Bytes of a spelling; one with other characters than GPT-2's stands for itself."""
+    """Bytes of a byte-level spelling; a spelling with other characters is encoded as UTF-8."""
     table = _byte_of_character()
     try:
         return bytes(table[character] for character in spelling)
@@ -58,7 +62,10 @@ def _with_fallback(spelling: str) -> bytes:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable ones as themselves, the others from U+0100 on."""
+    """The byte of each character in GPT-2's spelling.
+
+    Printable bytes are spelled as themselves, the others as characters from U+0100 on.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     shifted = {chr(256 + number): byte for number, byte in enumerate(others)}

@@ -1,17 +1,21 @@
-"""The keyed hash under which users are logged, made when they are served and when erased."""
+"""The keyed hash that replaces user ids, used by the gateway and by an erasure."""
 
 import hashlib
 import hmac
 
 
 class UserHasher:
-    """Keyed hash of user ids: equal users stay equal, nobody reads who they are."""
+    """Hashes user ids with a key: equal users have equal hashes, which do not reveal the user.
+
+    Args:
+        key: The secret key; without one, no user is logged.
+    """
 
     def __init__(self, key: str | None) -> None:
         self._key = None if key is None else key.encode()
 
     def hash(self, user: str | None, *, tenant: str) -> str | None:
-        """What is logged in place of `user`; nothing when there is no key."""
+        """The hash that is logged in place of `user`; None without a key or a user."""
         if user is None or self._key is None:
             return None
         message = f"{tenant}\0{user}".encode()

@@ -8,7 +8,7 @@ from onlinerl.rollout_store.schema import (
     FeedbackRow,
     InteractionEvent,
     InteractionRow,
-    Renderer,
+    RendererName,
     Sampling,
     VersionSpan,
 )
@@ -37,7 +37,7 @@ def interaction(interaction_id: str = "i1", **changes: object) -> InteractionEve
         "prompt_token_ids": [1, 2, 3],
         "policy": "assistant",
         "sampling": Sampling(temperature=0.7),
-        "renderer": Renderer(name="chatml", hash="00"),
+        "renderer": RendererName(name="chatml", hash="00"),
         "tenant": "acme",
         "consent": "train",
         "served_at": NOON,

@@ -1,4 +1,4 @@
-"""Forgets one person in every table, and proves it.
+"""Erases one person from every table, and proves it.
 
 Imports `snapshots` and `tables`.
 """

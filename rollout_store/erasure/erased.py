@@ -1,7 +1,7 @@
-"""What was erased and must not come back, kept as digests in the table `erased`.
+"""Keeps erased events from being stored again, by their digests in the table `erased`.
 
-A broker may still hold an event of an erased person, and the gateway ships its tail again to a
-broker that came back empty. Ingest asks here before it stores anything.
+A broker may still hold events of an erased person, and a gateway sends its recent events again to a
+broker that lost its data. So ingest checks every batch against these digests before storing it.
 """
 
 import hashlib
@@ -24,37 +24,41 @@ _COLUMNS: dict[Kind, str] = {
     "session": "session_id",
     "interaction": "interaction_id",
 }
-"""Column that holds what a digest is of, in `interactions` and `feedback`."""
+"""The column of `interactions` and `feedback` with the id that a digest is made from."""
 _PARENT = "parent_id"
-"""Column of `interactions` with the interaction that a prompt goes on from."""
+"""The column of `interactions` with the interaction that the prompt extends."""
 TIME_COLUMNS = {"interactions": "served_at", "feedback": "given_at"}
-"""When an event of a table happened."""
+"""The column with the time of an event, by table."""
 
 
 def digest(kind: Kind, *, tenant: str, name: str) -> str:
-    """What is kept in place of a user's hash or an id: equal for equals, and no way back."""
+    """Replaces a user's hash or an id: equal ids give equal digests, which do not give the id."""
     return hashlib.sha256(f"{kind}\x1f{tenant}\x1f{name}".encode()).hexdigest()[:32]
 
 
-class Bar(NamedTuple):
-    """Why events of a name are not stored."""
+class Exclusion(NamedTuple):
+    """Keeps the events of one user, session or interaction from being stored."""
 
     before_at: datetime
-    """Up to when they happened; of an interaction it does not matter."""
+    """Excludes events up to this time; all events of an interaction are excluded."""
     erasure_id: str
 
 
 class ErasedSet:
-    """The digests, as of the last `refresh`, and what was found to belong to them since.
+    """The exclusions as of the last `refresh`, and those that were derived from rows since then.
 
-    Not safe to be used from several threads at once.
+    Not thread-safe. Use it for one sequence of batches: call `refresh`, then `without` on each
+    table of rows, then `record`.
+
+    Args:
+        store: Where the tables lie.
     """
 
     def __init__(self, store: DeltaStore) -> None:
         self._store = store
         self._version: int | None = None
-        self._bars: dict[Kind, dict[str, Bar]] = {kind: {} for kind in _COLUMNS}
-        self._found: list[ErasedRow] = []
+        self._exclusions: dict[Kind, dict[str, Exclusion]] = {kind: {} for kind in _COLUMNS}
+        self._derived: list[ErasedRow] = []
 
     def refresh(self) -> None:
         """Read the table if it changed since the last time.
@@ -69,101 +73,109 @@ class ErasedSet:
             return
         columns = ["kind", "digest", "before_at", "erasure_id"]
         for row in self._store.dataset(TABLE, version=version).to_table(columns).to_pylist():
-            self._add(row["kind"], row["digest"], Bar(row["before_at"], row["erasure_id"]))
+            self._add(row["kind"], row["digest"], Exclusion(row["before_at"], row["erasure_id"]))
         self._version = version
 
     def without(self, table: str, rows: pa.Table) -> pa.Table:
-        """The rows that may be stored; the same table if all may.
+        """The rows that may be stored; the same table if all of them may.
 
         Args:
-            table: `interactions`, `feedback` or `dead_letters`. A dead letter that is not JSON says
-                nothing of whose it is, and is kept.
-            rows: Of that table.
+            table: `interactions`, `feedback` or `dead_letters`. A dead letter that is not JSON is
+                kept, because nothing tells whose it is.
+            rows: Rows of that table.
         """
-        if not any(self._bars.values()) or not rows.num_rows:
+        if not any(self._exclusions.values()) or not rows.num_rows:
             return rows
         events = list(_events(table, rows))
         if table == "interactions":
-            self._note_sessions(events)
-            self._note_interactions(events)
-        keep = [self._bar_of(event) is None for event in events]
+            self._exclude_sessions(events)
+            self._exclude_interactions(events)
+        keep = [self._exclusion_of(event) is None for event in events]
         return rows if all(keep) else rows.filter(pa.array(keep, pa.bool_()))
 
     def record(self, *, at: datetime) -> None:
-        """Store what was noted: feedback on a row that is left out may come to another process.
+        """Store the derived exclusions, because another process may get feedback on such a row.
 
         Raises:
             ServiceUnavailable: the storage does not answer; the next call stores it.
             StoreConflict: others commit too often; the next call stores it.
         """
-        if self._found:
+        if self._derived:
             stamp = {"acted_at": at, "ingest_date": at.date()}
-            rows = [row.model_copy(update=stamp) for row in self._found]
+            rows = [row.model_copy(update=stamp) for row in self._derived]
             self._store.append(TABLE, to_table(rows))
-            self._found.clear()
+            self._derived.clear()
 
-    def _note_sessions(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """With a person go whole sessions, also those of which no row was stored by then."""
+    def _exclude_sessions(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Exclude every session of an erased person, even one of which no row was stored yet."""
         for event in events:
             if event["user"] is None:
                 continue
             user = digest("user", tenant=event["tenant"], name=event["user"])
-            bar = self._bar("user", user, event["at"])
-            if bar is not None:
-                self._note("session", event, bar)
+            exclusion = self._exclusion("user", user, event["at"])
+            if exclusion is not None:
+                self._exclude("session", event, exclusion)
 
-    def _note_interactions(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """With a row goes what is about it and what goes on from it; parents come first."""
-        for event in events:
-            bar = self._bar_of(event)
-            if bar is not None:
-                self._note("interaction", event, bar)
+    def _exclude_interactions(self, events: Collection[Mapping[str, Any]]) -> None:
+        """Exclude every interaction that is excluded by its ids or that extends an excluded one.
 
-    def _note(self, kind: Kind, event: Mapping[str, Any], bar: Bar) -> None:
+        A batch may have a child before its parent, so it is read until nothing is added.
+        """
+        num_before = -1
+        while len(self._derived) > num_before:
+            num_before = len(self._derived)
+            for event in events:
+                exclusion = self._exclusion_of(event)
+                if exclusion is not None:
+                    self._exclude("interaction", event, exclusion)
+
+    def _exclude(self, kind: Kind, event: Mapping[str, Any], exclusion: Exclusion) -> None:
         name = digest(kind, tenant=event["tenant"], name=event[_COLUMNS[kind]])
-        if self._add(kind, name, bar):
-            self._found.append(
+        if self._add(kind, name, exclusion):
+            self._derived.append(
                 ErasedRow(
-                    erasure_id=bar.erasure_id,
+                    erasure_id=exclusion.erasure_id,
                     kind=kind,
                     digest=name,
-                    before_at=bar.before_at,
-                    acted_at=bar.before_at,
-                    ingest_date=bar.before_at.date(),
+                    before_at=exclusion.before_at,
+                    acted_at=exclusion.before_at,
+                    ingest_date=exclusion.before_at.date(),
                 )
             )
 
-    def _add(self, kind: Kind, name: str, bar: Bar) -> bool:
-        """Whether it says more than what is known."""
-        known = self._bars[kind].get(name)
-        if known is not None and known.before_at >= bar.before_at:
+    def _add(self, kind: Kind, name: str, exclusion: Exclusion) -> bool:
+        """Add an exclusion; False when a known one already covers it."""
+        known = self._exclusions[kind].get(name)
+        if known is not None and known.before_at >= exclusion.before_at:
             return False
-        self._bars[kind][name] = bar
+        self._exclusions[kind][name] = exclusion
         return True
 
-    def _bar_of(self, event: Mapping[str, Any]) -> Bar | None:
+    def _exclusion_of(self, event: Mapping[str, Any]) -> Exclusion | None:
         tenant = event.get("tenant")
         if not isinstance(tenant, str):
             return None
-        for kind, name in _named(event):
-            bar = self._bar(kind, digest(kind, tenant=tenant, name=name), event.get("at"))
-            if bar is not None:
-                return bar
+        for kind, name in _ids_in(event):
+            exclusion = self._exclusion(
+                kind, digest(kind, tenant=tenant, name=name), event.get("at")
+            )
+            if exclusion is not None:
+                return exclusion
         return None
 
-    def _bar(self, kind: Kind, name: str, at: datetime | None) -> Bar | None:
-        bar = self._bars[kind].get(name)
-        if bar is None or kind == "interaction" or at is None or at <= bar.before_at:
-            return bar
+    def _exclusion(self, kind: Kind, name: str, at: datetime | None) -> Exclusion | None:
+        exclusion = self._exclusions[kind].get(name)
+        if exclusion is None or kind == "interaction" or at is None or at <= exclusion.before_at:
+            return exclusion
         return None
 
 
 def interactions_of(store: DeltaStore, users: Collection[str]) -> frozenset[str]:
-    """Digests of all interactions that went with these users, in whatever erasure.
+    """Digests of all interactions that any erasure of these users covered.
 
     Args:
         store: Where the tables lie.
-        users: Digests of their hashes.
+        users: Digests of the users' hashes.
     """
     rows = store.dataset(TABLE).to_table(["erasure_id", "kind", "digest"]).to_pylist()
     erasures = {r["erasure_id"] for r in rows if r["kind"] == "user" and r["digest"] in users}
@@ -174,13 +186,13 @@ def interactions_of(store: DeltaStore, users: Collection[str]) -> frozenset[str]
 
 def _events(table: str, rows: pa.Table) -> Iterator[Mapping[str, Any]]:
     if table == "dead_letters":
-        return (_claims(payload) for payload in rows["payload"].to_pylist())
+        return (_claimed_ids(payload) for payload in rows["payload"].to_pylist())
     names = [*_COLUMNS.values(), *([_PARENT] if table == "interactions" else [])]
     renamed = rows.select(["tenant", TIME_COLUMNS[table], *names])
     return iter(renamed.rename_columns(["tenant", "at", *names]).to_pylist())
 
 
-def _named(event: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
+def _ids_in(event: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
     for kind, column in _COLUMNS.items():
         name = event.get(column)
         if isinstance(name, str):
@@ -190,8 +202,8 @@ def _named(event: Mapping[str, Any]) -> Iterator[tuple[Kind, str]]:
         yield "interaction", parent
 
 
-def _claims(payload: bytes) -> Mapping[str, Any]:
-    """What a broken record says of whose it is; when it happened is not believed."""
+def _claimed_ids(payload: bytes) -> Mapping[str, Any]:
+    """The ids that a broken record claims. Its time is left out, because it cannot be trusted."""
     try:
         event = json.loads(payload)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What an erasure did, and the proof that nothing is left. It names nobody."""
+"""The report of an erasure: what was removed, and the proof that nothing is left; names nobody."""
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
@@ -10,26 +10,26 @@ class ErasureReport(BaseModel):
 
     erasure_id: str
     users: tuple[str, ...]
-    """Digests of the erased hashes, one per tenant; see `erased.digest`."""
+    """Digests of the erased user hashes, one per tenant; see `erased.digest`."""
     tenants: tuple[str, ...]
     started_at: AwareDatetime
     finished_at: AwareDatetime
     num_sessions: int
-    """Sessions that went as a whole."""
+    """Sessions that were erased as a whole."""
     num_interactions: int
     rows_deleted: dict[str, int]
-    """By table."""
+    """Deleted rows by table."""
     files_removed: int
     """Data files removed from the storage."""
     snapshots_marked: tuple[str, ...]
-    """Snapshots that held rows and cannot be read any more."""
+    """Snapshots that held such rows and cannot be read any more."""
     copies_forgotten: dict[str, int]
-    """Entries by place outside the tables."""
+    """Removed entries by place outside the tables."""
     versions_trained: dict[str, int] | None
-    """Policy versions that had learned from the rows, with how many; null when the registry did
-    not answer: `onlinerl lineage` finds them later."""
+    """Policy versions that were trained on the rows, with the number of rows; null when the
+    registry did not answer. `onlinerl lineage` finds them later."""
     files_scanned: int
-    """Files of the last look, logs included: that many were read and hold no trace."""
+    """Files that the last scan read, logs included; none of them holds a trace."""
     bytes_scanned: int
     traces_left: int
     """Always 0 in a report: an erasure that leaves traces fails."""

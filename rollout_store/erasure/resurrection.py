@@ -1,7 +1,7 @@
-"""Rows of an erased person that were stored after all, and their removal.
+"""Deletes rows of an erased person that were stored after the erasure.
 
-Ingest looks at the table `erased` before it stores a batch. One that was underway at that moment
-may bring rows back; every pass of upkeep looks for such rows, as `ErasedSet` would judge them.
+Ingest reads the table `erased` before it stores a batch. A batch that was under way at that moment
+may bring rows back, so every pass of upkeep searches for rows that `ErasedSet` would leave out.
 """
 
 import logging
@@ -21,15 +21,15 @@ from onlinerl.rollout_store.tables.delta_store import DeltaStore
 logger = logging.getLogger(__name__)
 
 _OVERLAP = timedelta(days=2)
-"""Rows that were stored this long before the first erasure need no look: it saw them."""
+"""Only rows stored since this long before the first erasure are searched: it saw the older ones."""
 
-_LETTERS = "dead_letters"
+_DEAD_LETTERS = "dead_letters"
 _POSITION = [field.name for field in fields(Position)]
 _BATCH_ROWS = 256
 
 _PARENTS = {"interactions": "parent_id"}
-_FOUND = """
-WITH bars AS (SELECT kind, digest, max(before_at) AS before_at FROM erased GROUP BY ALL),
+_RESURRECTED = """
+WITH exclusions AS (SELECT kind, digest, max(before_at) AS before_at FROM erased GROUP BY ALL),
 named AS (
     SELECT ingest_date, topic, "partition", ingested_at, "offset", {at} AS happened_at,
         unnest([
@@ -41,28 +41,28 @@ named AS (
     FROM stored WHERE ingest_date >= $since
 )
 SELECT DISTINCT n.ingest_date, n.topic, n."partition", n.ingested_at, n."offset"
-FROM named AS n JOIN bars AS b ON b.kind = n.id.kind
-    AND b.digest = left(sha256(concat_ws(chr(31), n.id.kind, n.tenant, n.id.name)), 32)
-WHERE n.id.name IS NOT NULL AND (b.kind = 'interaction' OR n.happened_at <= b.before_at)
+FROM named AS n JOIN exclusions AS e ON e.kind = n.id.kind
+    AND e.digest = left(sha256(concat_ws(chr(31), n.id.kind, n.tenant, n.id.name)), 32)
+WHERE n.id.name IS NOT NULL AND (e.kind = 'interaction' OR n.happened_at <= e.before_at)
 """
 
 
 def remove_resurrected(store: DeltaStore, *, actor: str, at: datetime) -> int:
-    """Delete them from the newest version; returns the number of rows.
+    """Delete such rows from the newest version; returns the number of rows.
 
-    Snapshots that hold such rows are marked. The files leave the disk with the vacuum,
-    `[maintenance].retention_hours` later, or at once when `onlinerl erase` is called again.
+    Snapshots that hold such rows are marked. The vacuum removes the files
+    `[maintenance].retention_hours` later; another `onlinerl erase` removes them immediately.
     """
     if not store.exists(TABLE):
         return 0
     total = 0
-    for table in (*TIME_COLUMNS, _LETTERS):
-        found = _find(store, table)
-        if not found:
+    for table in (*TIME_COLUMNS, _DEAD_LETTERS):
+        positions = _find(store, table)
+        if not positions:
             continue
         _mark(store, table, actor=actor, at=at)
-        num_rows = delete_positions(store, table, found)
-        _mark(store, table, actor=actor, at=at)  # what was made since the first time
+        num_rows = delete_positions(store, table, positions)
+        _mark(store, table, actor=actor, at=at)  # snapshots that were made meanwhile
         logger.warning("rows of an erased person came back and were deleted: %d", num_rows)
         record_act(
             store,
@@ -95,33 +95,33 @@ def _find(store: DeltaStore, table: str, *, version: int | None = None) -> list[
         if first is None or not store.exists(table):
             return []
         since = first - _OVERLAP
-        if table == _LETTERS:
-            return _find_letters(store, since=since, version=version)
+        if table == _DEAD_LETTERS:
+            return _find_dead_letters(store, since=since, version=version)
         connection.register("stored", store.dataset(table, version=version))
         rows = connection.sql(
-            _FOUND.format(at=TIME_COLUMNS[table], parent=_PARENTS.get(table, "NULL")),
+            _RESURRECTED.format(at=TIME_COLUMNS[table], parent=_PARENTS.get(table, "NULL")),
             params={"since": since},
         ).to_arrow_table()
     return _positions(rows)
 
 
-def _find_letters(store: DeltaStore, *, since: date, version: int | None) -> list[Position]:
-    """Letters are judged one by one: only their text says whose they are."""
+def _find_dead_letters(store: DeltaStore, *, since: date, version: int | None) -> list[Position]:
+    """Dead letters are checked one by one, because only their payload tells whose they are."""
     erased = ErasedSet(store)
     erased.refresh()
-    scanner = store.dataset(_LETTERS, version=version).scanner(
+    scanner = store.dataset(_DEAD_LETTERS, version=version).scanner(
         columns=[*_POSITION, "payload"],
         filter=pc.field("ingest_date") >= since,
         batch_size=_BATCH_ROWS,
         batch_readahead=2,
         fragment_readahead=1,
     )
-    found: list[Position] = []
+    positions: list[Position] = []
     for batch in scanner.to_batches():
-        letters = pa.Table.from_batches([batch])
-        kept = set(_positions(erased.without(_LETTERS, letters)))
-        found += [position for position in _positions(letters) if position not in kept]
-    return found
+        rows = pa.Table.from_batches([batch])
+        allowed = set(_positions(erased.without(_DEAD_LETTERS, rows)))
+        positions += [position for position in _positions(rows) if position not in allowed]
+    return positions
 
 
 def _positions(rows: pa.Table) -> list[Position]:

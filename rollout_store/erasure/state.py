@@ -1,22 +1,22 @@
-"""What an erasure has to remember until it is done, in a file of its own, for its owner only.
+"""What an erasure must remember until it is done: a file that only its owner can read.
 
-Rows go one table after the other, and with the interactions goes the knowledge of which they were.
-A process that dies in between leaves this file; the next one goes on from it. It is removed when
-the proof is there.
+Rows are deleted table by table, and once the interactions are deleted, nothing in the tables tells
+which rows belonged to the person. If a process dies, the next one reads this file and continues.
+The file is removed when the proof is complete.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
+from onlinerl.process.files import replace_file
 from onlinerl.rollout_store.erasure.erased import digest
-from onlinerl.rollout_store.erasure.scope import Scope, TenantScope
+from onlinerl.rollout_store.erasure.person_ids import IdsByTenant, PersonIds
 
 
 class TenantState(BaseModel):
-    """A `TenantScope` as text."""
+    """The JSON form of `PersonIds`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -26,7 +26,7 @@ class TenantState(BaseModel):
 
 
 class ErasureState(BaseModel):
-    """How far an erasure came."""
+    """The progress of an erasure."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -34,17 +34,17 @@ class ErasureState(BaseModel):
     started_at: AwareDatetime
     tenants: dict[str, TenantState]
     num_rows: dict[str, int] = {}
-    """Deleted by table, over all attempts."""
+    """Deleted rows by table, over all attempts."""
     num_files: int = 0
     """Data files removed, over all attempts."""
     marked: tuple[str, ...] = ()
-    """Snapshots that held rows."""
+    """Names of the marked snapshots."""
 
     @property
-    def scope(self) -> dict[str, TenantScope]:
-        """What is erased."""
+    def ids(self) -> dict[str, PersonIds]:
+        """The ids to erase, by tenant."""
         return {
-            tenant: TenantScope(
+            tenant: PersonIds(
                 user=state.user,
                 sessions=frozenset(state.sessions),
                 interactions=frozenset(state.interactions),
@@ -52,45 +52,43 @@ class ErasureState(BaseModel):
             for tenant, state in self.tenants.items()
         }
 
-    def with_scope(self, scope: Scope) -> "ErasureState":
-        """The same erasure of this."""
+    def with_ids(self, ids: IdsByTenant) -> "ErasureState":
+        """The same erasure with other ids."""
         tenants = {
             tenant: TenantState(
                 user=part.user,
                 sessions=tuple(sorted(part.sessions)),
                 interactions=tuple(sorted(part.interactions)),
             )
-            for tenant, part in scope.items()
+            for tenant, part in ids.items()
         }
         return self.model_copy(update={"tenants": tenants})
 
 
 class StateFile:
-    """One file per person and choice of tenants below `folder`; named by a digest."""
+    """The state file of one person in a set of tenants; its name is a digest.
+
+    Args:
+        folder: Folder of all state files; `save` creates it.
+        users: Pairs of tenant and user hash.
+    """
 
     def __init__(self, folder: Path, *, users: Sequence[tuple[str, str]]) -> None:
         tenants = "\x1f".join(f"{tenant}\x1f{user}" for tenant, user in sorted(users))
         self._path = folder / f"{digest('user', tenant='', name=tenants)}.json"
 
     def load(self) -> ErasureState | None:
-        """What an earlier attempt left."""
+        """The state that an earlier attempt saved, or None."""
         try:
             return ErasureState.model_validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return None
 
     def save(self, state: ErasureState) -> None:
-        """Replace the file at once: whole or not at all, and on the disk before this returns."""
+        """Replace the file atomically; the state is on the disk when this returns."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".tmp")
-        temporary.unlink(missing_ok=True)
-        opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(opened, "w", encoding="utf-8") as file:
-            file.write(state.model_dump_json())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
+        replace_file(self._path, state.model_dump_json(), private=True)
 
     def remove(self) -> None:
-        """The erasure is done."""
+        """Remove the file, because the erasure is complete."""
         self._path.unlink(missing_ok=True)

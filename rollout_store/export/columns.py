@@ -1,4 +1,4 @@
-"""Columns of exported rows, by format: what the readers look for, then where a row came from."""
+"""Columns of exported rows by format: first those that readers expect, then the origin."""
 
 import pyarrow as pa
 

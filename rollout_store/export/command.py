@@ -1,21 +1,22 @@
-"""`onlinerl export`: consented rows as JSONL or as a Hugging Face dataset, in formats others read.
+"""`onlinerl export`: writes rows with consent as JSONL or as a Hugging Face dataset.
 
-The window is read in runs of whole days at pinned table versions, so memory is bounded by a run and
-not by the window. Every export is an act in the table `audit`: `export` before its first row is
-written, and `export.done` with how many it wrote.
+The window is read in runs of whole days at fixed table versions, so that a run and not the window
+bounds the memory. Every export adds two rows to the table `audit`: `export` before its first row is
+written, and `export.done` with the number of rows.
 """
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import duckdb
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing_extensions import override
 
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
@@ -29,9 +30,6 @@ from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
 from onlinerl.rollout_store.views.scope import Scope
 
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
-
 Layout = Literal["jsonl", "dataset"]
 
 _ROWS_PER_RUN = 100_000
@@ -40,56 +38,71 @@ _ROWS_PER_BATCH = 500
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """What to export, how and where to."""
+    """Which rows to export, in which format, and where to."""
 
     format: Format
     out: Path
+    """Folder to write to; it is missing or empty."""
     layout: Layout = "jsonl"
     since: datetime | None = None
-    """Served at or after."""
+    """Only interactions that were served at or after this time."""
     until: datetime | None = None
-    """Served before."""
+    """Only interactions that were served before this time."""
     policy: str | None = None
-    """Of one policy; of all when absent."""
+    """Only interactions of this policy; all policies when absent."""
     snapshot: str | None = None
-    """Read the tables as this snapshot holds them."""
+    """Read the tables as this snapshot holds them; the newest versions when absent."""
     include_log: bool = False
-    """Also rows that may be kept and not learned from; format `chat` only."""
+    """Also export rows with consent `log`, which must not be trained on; format `chat` only."""
     tokenizer: str = ""
-    """Model folder or `tokenizer.json` that text is decoded with."""
+    """Model folder or `tokenizer.json` that decodes text."""
     boundary: float = 0.0
-    """Reward above which `trl-kto` says yes and below which no."""
+    """Reward above which `trl-kto` labels a row true, and below which it labels it false."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What came of it."""
+    """The result of an export."""
 
     num_rows: int
     num_left_out: int
     """Rows that the format cannot hold, e.g. prompts without ChatML markers."""
 
 
-class _NoText:
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What to read, and how to turn it into rows."""
+
+    shape: Shape
+    decoder: Decoder
+    versions: Mapping[str, int]
+    runs: Sequence[tuple[Scope, int]]
+    """Windows of whole days, with the number of interactions in each."""
+
+
+class _NoText(Decoder):
     """The decoder of a format that has no text."""
 
+    @override
     def decode(self, ids: object, *, skip_special_tokens: bool) -> str:
         raise AssertionError("token formats decode nothing")
 
 
-def run_export(settings: "Settings", request: ExportRequest, *, actor: str) -> int:
-    """Export and say what came of it; see `export`."""
-    low, high = settings.rewards.clip
-    request = dataclasses.replace(
-        request,
-        tokenizer=request.tokenizer or settings.policy.base_model,
-        boundary=(low + high) / 2,
-    )
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
-    done = export(store, request, actor=actor, rewards=settings.rewards, limits=settings.store)
-    left_out = f", {done.num_left_out} left out: not ChatML, or nothing to choose between"
+def run_export(
+    store: DeltaStore,
+    request: ExportRequest,
+    *,
+    actor: str,
+    rewards: RewardsConfig,
+    limits: StoreConfig,
+) -> int:
+    """Export and print the result; see `export`. The boundary is the middle of `rewards.clip`."""
+    low, high = rewards.clip
+    request = dataclasses.replace(request, boundary=(low + high) / 2)
+    exported = export(store, request, actor=actor, rewards=rewards, limits=limits)
+    left_out = f", {exported.num_left_out} left out: not ChatML, or nothing to choose between"
     sys.stdout.write(
-        f"{done.num_rows} rows in {request.out}{left_out if done.num_left_out else ''}\n"
+        f"{exported.num_rows} rows in {request.out}{left_out if exported.num_left_out else ''}\n"
     )
     return 0
 
@@ -103,11 +116,54 @@ def export(
     limits: StoreConfig | None = None,
     now: datetime | None = None,
 ) -> Exported:
-    """Write the rows; the folder is only complete when this returns, and as before if it raises.
+    """Write the rows. The folder is complete when this returns, and unchanged if it raises.
+
+    Args:
+        store: Where the tables lie.
+        request: What to export and where to.
+        actor: Who asks, for the table `audit`.
+        rewards: How feedback becomes a reward.
+        limits: Memory and threads of the queries; the defaults of `[store]` when absent.
+        now: The time at which rewards are mature; now when absent.
 
     Raises:
-        ConfigError: the request cannot be met: says why and what would help.
-        ServiceUnavailable: the tables cannot be read, or the act cannot be written to `audit`.
+        ConfigError: the request cannot be met; the message names the remedy.
+        ServiceUnavailable: the tables cannot be read, or the table `audit` cannot be written.
+    """
+    now = now or datetime.now(UTC)
+    plan = _plan(store, request, now=now)
+    with new_folder(request.out):
+        # The audit row comes first, so that there is never a copy that the table does not name.
+        _record(store, "export", request, actor=actor)
+        num_rows = num_left_out = 0
+        with _writer(request, plan.shape) as writer:
+            for scope in _with_progress(plan.runs):
+                with connect(
+                    store,
+                    rewards=rewards,
+                    versions=plan.versions,
+                    as_of=now,
+                    scope=scope,
+                    limits=limits,
+                ) as connection:
+                    shape = _with_rewards(connection, plan.shape, request)
+                    written, left_out = _export_run(connection, shape, plan.decoder, writer)
+                num_rows, num_left_out = num_rows + written, num_left_out + left_out
+        if num_left_out and not num_rows:
+            raise ConfigError(
+                f"none of {num_left_out} rows can be written as {request.format}: their prompts "
+                "are not ChatML; export trl-sft, trl-kto or tokens instead"
+            )
+        exported = Exported(num_rows=num_rows, num_left_out=num_left_out)
+        _record(store, "export.done", request, actor=actor, exported=exported)
+    return exported
+
+
+def _plan(store: DeltaStore, request: ExportRequest, *, now: datetime) -> _Plan:
+    """Check the request and find what to read.
+
+    Raises:
+        ConfigError: the request cannot be met.
     """
     if request.include_log and request.format != "chat":
         raise ConfigError(
@@ -117,31 +173,18 @@ def export(
     shape = shape_of(request.format, include_log=request.include_log, boundary=request.boundary)
     is_text = request.format != "tokens"
     decoder: Decoder = load_decoder(request.tokenizer) if is_text else _NoText()
-    now = now or datetime.now(UTC)
     versions = _versions(store, request.snapshot, at=now)
     runs = list(_runs(store, request, versions))
-    num_rows = num_left_out = 0
-    with new_folder(request.out):
-        # First of all, so that no copy ever lies there that the table does not know of.
-        _record(store, "export", request, actor=actor)
-        with _writer(request, shape) as writer, _progress() as progress:
-            bar = progress.add_task("exporting", total=sum(size for _, size in runs))
-            for scope, size in runs:
-                with connect(
-                    store, rewards=rewards, versions=versions, as_of=now, scope=scope, limits=limits
-                ) as connection:
-                    filled = _filled(connection, shape, request)
-                    written, left_out = _export_run(connection, filled, decoder, writer)
-                num_rows, num_left_out = num_rows + written, num_left_out + left_out
-                progress.advance(bar, size)
-        if num_left_out and not num_rows:
-            raise ConfigError(
-                f"none of {num_left_out} rows can be written as {request.format}: their prompts "
-                "are not ChatML; export trl-sft, trl-kto or tokens instead"
-            )
-        done = Exported(num_rows=num_rows, num_left_out=num_left_out)
-        _record(store, "export.done", request, actor=actor, done=done)
-    return done
+    return _Plan(shape=shape, decoder=decoder, versions=versions, runs=runs)
+
+
+def _with_progress(runs: Sequence[tuple[Scope, int]]) -> Iterator[Scope]:
+    """The runs, with a progress bar that counts interactions when stderr is a terminal."""
+    with _progress() as progress:
+        bar = progress.add_task("exporting", total=sum(size for _, size in runs))
+        for scope, size in runs:
+            yield scope
+            progress.advance(bar, size)
 
 
 def _record(
@@ -150,19 +193,23 @@ def _record(
     request: ExportRequest,
     *,
     actor: str,
-    done: Exported | None = None,
+    exported: Exported | None = None,
 ) -> None:
     record_act(
         store,
         actor=actor,
         action=action,
         subject=str(request.out),
-        detail=dataclasses.asdict(request) | ({} if done is None else dataclasses.asdict(done)),
+        detail=dataclasses.asdict(request)
+        | ({} if exported is None else dataclasses.asdict(exported)),
         at=datetime.now(UTC),
     )
 
 
-def _filled(connection: duckdb.DuckDBPyConnection, shape: Shape, request: ExportRequest) -> Shape:
+def _with_rewards(
+    connection: duckdb.DuckDBPyConnection, shape: Shape, request: ExportRequest
+) -> Shape:
+    """The shape of `tokens` with the rewards of this run; other shapes stay as they are."""
     if request.format != "tokens":
         return shape
     rows = connection.execute(REWARDS).fetchall()
@@ -173,7 +220,7 @@ def _filled(connection: duckdb.DuckDBPyConnection, shape: Shape, request: Export
 def _export_run(
     connection: duckdb.DuckDBPyConnection, shape: Shape, decoder: Decoder, writer: RowWriter
 ) -> tuple[int, int]:
-    """Rows written and left out of one run."""
+    """Write one run; returns the numbers of rows that were written and left out."""
     num_rows = num_left_out = 0
     for query in shape.queries:
         for batch in connection.sql(query).to_arrow_reader(_ROWS_PER_BATCH):
@@ -194,7 +241,7 @@ def _versions(store: DeltaStore, snapshot: str | None, *, at: datetime) -> Mappi
 def _runs(
     store: DeltaStore, request: ExportRequest, versions: Mapping[str, int]
 ) -> Iterator[tuple[Scope, int]]:
-    """Consecutive days with about `_ROWS_PER_RUN` interactions, and how many they hold."""
+    """Consecutive days with about `_ROWS_PER_RUN` interactions, and their number."""
     whole = Scope(since=request.since, until=request.until, policy=request.policy)
     rows = store.dataset("interactions", version=versions["interactions"])
     with duckdb.connect(":memory:") as connection:
@@ -239,7 +286,7 @@ Exported by onlinerl as `{request.format}`: {shape.about}.
 - snapshot: {request.snapshot or "none, the newest tables"}
 - text that scrubbing hid reads `[masked]`; hidden token ids are 0
 
-It holds what people wrote. Whoever asks to be forgotten must be forgotten here too.
+This folder contains what people wrote. When a person is erased, delete their rows here as well.
 
 ## Columns
 

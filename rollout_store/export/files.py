@@ -1,7 +1,7 @@
-"""Where exported rows go: one JSONL file, or a folder that Hugging Face `datasets` loads.
+"""Writes exported rows: one JSONL file, or a folder that Hugging Face `datasets` loads.
 
-Rows are written as they come. What is being written has another name until it is whole, so that a
-reader never finds half of it; what fails is taken away again.
+Rows are written as a stream. A file is written under a temporary name and renamed when it is
+complete, so that a reader never finds half a file. The files of a failed export are removed.
 """
 
 import contextlib
@@ -14,16 +14,28 @@ from typing import Any, Protocol, Self
 
 import pyarrow as pa
 from pyarrow import parquet
+from typing_extensions import override
 
 from onlinerl.errors import ConfigError
+from onlinerl.process.files import flush, replace_file
 
 _ROWS_PER_FILE = 100_000
-_WRITTEN = ("train.jsonl", "train.jsonl.partial", "README.md", "data")
-"""What the writers put into a folder."""
+_OWN_NAMES = ("train.jsonl", "train.jsonl.partial", "README.md", "data")
+"""The names that the writers create in a folder."""
+_FRONT_MATTER = """\
+---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path: data/train-*.parquet
+---
+
+"""
 
 
 class RowWriter(Protocol):
-    """Takes rows until it is closed; after an error it leaves nothing that looks whole."""
+    """Takes rows until the end of its `with` block; after an error no file looks complete."""
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Append rows."""
@@ -41,10 +53,10 @@ class RowWriter(Protocol):
 
 @contextlib.contextmanager
 def new_folder(out: Path) -> Iterator[None]:
-    """The folder, made if need be; an error leaves it as it was.
+    """Create the folder if it is missing; an error in the block restores its earlier state.
 
     Raises:
-        ConfigError: something is in it already.
+        ConfigError: `out` is a file or a folder that is not empty.
     """
     is_new = not out.exists()
     if not is_new and (not out.is_dir() or any(out.iterdir())):
@@ -53,37 +65,50 @@ def new_folder(out: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        _take_away(out, is_new=is_new)
+        _remove_own_files(out, is_new=is_new)
         raise
 
 
-def _take_away(out: Path, *, is_new: bool) -> None:
-    """Only what the writers made, by its names: others may have put something beside it."""
-    for path in (out / name for name in _WRITTEN):
+def _remove_own_files(out: Path, *, is_new: bool) -> None:
+    """Remove what the writers made, by name: others may have put files into the folder."""
+    for path in (out / name for name in _OWN_NAMES):
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
     if is_new:
-        with contextlib.suppress(OSError):  # it holds something of somebody else
+        with contextlib.suppress(OSError):  # it holds files of somebody else
             out.rmdir()
 
 
-class JsonlWriter:
-    """`train.jsonl`, one JSON object a line, UTF-8."""
+def _complete(partial: Path, target: Path) -> None:
+    """Give a completely written file its final name; it is on the disk when this returns."""
+    flush(partial)
+    partial.replace(target)
+    flush(target.parent)
+
+
+class JsonlWriter(RowWriter):
+    """Writes `train.jsonl`: one JSON object per line, in UTF-8.
+
+    Args:
+        out: An empty folder.
+    """
 
     def __init__(self, out: Path) -> None:
-        self._whole = out / "train.jsonl"
+        self._target = out / "train.jsonl"
         self._partial = out / "train.jsonl.partial"
         self._file = self._partial.open("w", encoding="utf-8")
 
+    @override
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows."""
         self._file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
+    @override
     def __enter__(self) -> Self:
         return self
 
+    @override
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -92,15 +117,17 @@ class JsonlWriter:
     ) -> None:
         self._file.close()
         if error is None:
-            self._partial.replace(self._whole)
+            _complete(self._partial, self._target)
 
 
-class DatasetWriter:
-    """`data/train-NNNNN.parquet` and a `README.md` that names them, for `load_dataset(folder)`.
+class DatasetWriter(RowWriter):
+    """Writes `data/train-NNNNN.parquet` and a `README.md` that lists them.
+
+    `datasets.load_dataset(folder)` reads the result.
 
     Args:
         out: An empty folder.
-        schema: Of every row.
+        schema: Columns of every row.
         card: Text of the README after its front matter.
     """
 
@@ -111,22 +138,24 @@ class DatasetWriter:
         self._folder = out / "data"
         self._folder.mkdir()
         self._number = -1
-        self._room = 0
+        self._rows_left = 0
         self._file: parquet.ParquetWriter | None = None
 
+    @override
     def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows, in a new file when the last one is full."""
         if not rows:
             return
-        if self._file is None or self._room <= 0:
+        if self._file is None or self._rows_left <= 0:
             self._next_file()
         assert self._file is not None
         self._file.write_table(pa.Table.from_pylist(list(rows), self._schema))
-        self._room -= len(rows)
+        self._rows_left -= len(rows)
 
+    @override
     def __enter__(self) -> Self:
         return self
 
+    @override
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -137,35 +166,22 @@ class DatasetWriter:
             self._next_file()  # a dataset without rows still has columns
         self._end_file()
         if error is None:
-            # Last: without it the folder is no dataset yet.
-            (self._out / "README.md").write_text(_FRONT_MATTER + self._card, encoding="utf-8")
+            # The README comes last: the folder is no dataset without it.
+            replace_file(self._out / "README.md", _FRONT_MATTER + self._card)
 
     def _next_file(self) -> None:
         self._end_file()
         self._number += 1
-        self._room = _ROWS_PER_FILE
-        self._file = parquet.ParquetWriter(
-            self._folder / f"train-{self._number:05d}.parquet.partial",
-            self._schema,
-            compression="zstd",
-        )
+        self._rows_left = _ROWS_PER_FILE
+        self._file = parquet.ParquetWriter(self._partial, self._schema, compression="zstd")
 
     def _end_file(self) -> None:
         if self._file is None:
             return
         self._file.close()
-        partial = self._folder / f"train-{self._number:05d}.parquet.partial"
-        partial.replace(partial.with_suffix(""))
+        _complete(self._partial, self._partial.with_suffix(""))
         self._file = None
 
-
-_FRONT_MATTER = """\
----
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path: data/train-*.parquet
----
-
-"""
+    @property
+    def _partial(self) -> Path:
+        return self._folder / f"train-{self._number:05d}.parquet.partial"

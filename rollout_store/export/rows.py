@@ -1,7 +1,7 @@
-"""What an exported row looks like in each format, and which rows it is made of.
+"""The rows of each export format, and the queries that they are made from.
 
-A row is a plain dictionary with the columns that the format's readers look for, and after them
-where it came from. Nothing here reads or writes files.
+A row is a dictionary: first the columns that readers of the format expect, then the origin of the
+row. Nothing here reads or writes files.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ QUALIFY row_number() OVER (PARTITION BY d.tenant, d.feedback_id
     ORDER BY c.reward NULLS FIRST, c.choice_index) = 1
 ORDER BY c.served_at, c.interaction_id, d.feedback_id
 """
-"""Each with the worst answer that was given instead."""
+"""Each demonstration with the worst answer that was served instead."""
 
 RANKED = f"""
 SELECT best.*, worst.choice_index AS worst_choice, worst.ids AS worst_ids,
@@ -78,13 +78,14 @@ REWARDS = "SELECT interaction_id, choice_index, tenant, reward FROM rewards"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One format."""
+    """One export format."""
 
     queries: tuple[str, ...]
     make: Callable[[Source, Decoder], Row | None]
-    """None for a row that the format cannot hold."""
+    """Makes a row; None when the format cannot hold it."""
     schema: pa.Schema
     about: str
+    """A description for the dataset card."""
 
 
 def _origin(source: Source) -> Row:
@@ -153,7 +154,7 @@ def _verl(source: Source, decoder: Decoder) -> Row | None:
 
 
 def kto(boundary: float) -> Callable[[Source, Decoder], Row | None]:
-    """Rows labelled by whether their reward is above the boundary; none at the boundary."""
+    """Makes rows that are labelled true above the boundary; rows at the boundary are left out."""
 
     def make(source: Source, decoder: Decoder) -> Row | None:
         row = _sft(source, decoder)
@@ -166,7 +167,11 @@ def kto(boundary: float) -> Callable[[Source, Decoder], Row | None]:
 
 
 def tokens(rewards: Mapping[tuple[str, str, int], float]) -> Callable[[Source, Decoder], Row]:
-    """Training sequences with the rewards of their completions; hidden ids become 0."""
+    """Makes training sequences with the rewards of their completions; hidden ids become 0.
+
+    Args:
+        rewards: Rewards by tenant, interaction id and choice index.
+    """
 
     def make(source: Source, _: Decoder) -> Row:
         pairs = zip(source["token_ids"], source["masked"], strict=True)
@@ -230,7 +235,10 @@ _SHAPES: dict[Format, Shape] = {
 
 
 def shape_of(format: Format, *, include_log: bool, boundary: float) -> Shape:
-    """A format. That of `tokens` lacks the rewards, which differ from run to run: see `tokens`."""
+    """The shape of a format.
+
+    The shape of `tokens` has no rewards yet, because they differ between runs; see `tokens`.
+    """
     shape = _SHAPES[format]
     if format == "trl-kto":
         return dataclasses.replace(shape, make=kto(boundary))

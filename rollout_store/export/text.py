@@ -1,7 +1,7 @@
-"""Tokens back to text and to messages, for export. What scrubbing masked never becomes text.
+"""Turns tokens back into text and messages, for export. Masked tokens never become text.
 
-Messages are not logged, tokens are. So messages are read back from the ChatML markers in the text,
-and only where the whole text is made of them; nothing is guessed.
+Only tokens are logged, not messages. So messages are read from the ChatML markers in the decoded
+text, and only if the whole text consists of ChatML messages; nothing is guessed.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Protocol
 from onlinerl.errors import ConfigError
 
 MASKED_TEXT = "[masked]"
-"""Stands for a run of masked tokens."""
+"""Replaces each run of masked tokens."""
 
 Message = dict[str, str]
 """`role` and `content`, as chat templates take them."""
@@ -35,7 +35,7 @@ def load_decoder(tokenizer: str) -> Decoder:
     """The `tokenizer.json` of a model folder, or one such file.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such file.
     """
     from tokenizers import Tokenizer
 
@@ -43,36 +43,38 @@ def load_decoder(tokenizer: str) -> Decoder:
     file = place / "tokenizer.json" if place.is_dir() else place
     if not tokenizer or not file.is_file():
         raise ConfigError(
-            f"there is no tokenizer.json at {tokenizer!r}, which text is decoded with; name a "
-            "model folder with --tokenizer"
+            f"there is no tokenizer.json at {tokenizer!r} to decode text with; name a model folder "
+            "with --tokenizer"
         )
     decoder: Decoder = Tokenizer.from_file(str(file))
     return decoder
 
 
 def text_of(decoder: Decoder, ids: Sequence[int], masked: Sequence[int]) -> str:
-    """The text of tokens, with `MASKED_TEXT` for each run of masked ones."""
+    """The text of the tokens, with `MASKED_TEXT` in place of each run of masked tokens."""
     parts = []
     for is_masked, run in groupby(zip(ids, masked, strict=True), key=lambda pair: bool(pair[1])):
-        kept = [token for token, _ in run]
-        parts.append(MASKED_TEXT if is_masked else decoder.decode(kept, skip_special_tokens=False))
+        ids_of_run = [token for token, _ in run]
+        parts.append(
+            MASKED_TEXT if is_masked else decoder.decode(ids_of_run, skip_special_tokens=False)
+        )
     return "".join(parts)
 
 
 def messages_of(prompt: str) -> list[Message] | None:
-    """The messages of a ChatML prompt that ends with the opening of the answer; else None."""
+    """The messages of a ChatML prompt that ends where the answer begins; None for other prompts."""
     if not prompt.endswith(_TURN):
         return None
-    found, at = [], 0
+    messages, at = [], 0
     body = prompt.removesuffix(_TURN)
     for match in _MESSAGE.finditer(body):
         if match.start() != at:
             return None
-        found.append({"role": match[1], "content": match[2]})
+        messages.append({"role": match[1], "content": match[2]})
         at = match.end()
-    return found if found and at == len(body) else None
+    return messages if messages and at == len(body) else None
 
 
 def answer_of(completion: str) -> str:
-    """The content of a ChatML answer: its text without the marker that ends it."""
+    """The content of a ChatML answer: its text without the end marker."""
     return completion.removesuffix("\n").removesuffix(_END)

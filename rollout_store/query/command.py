@@ -1,6 +1,6 @@
 """`onlinerl query`: SQL on the views, printed as a table or written as JSON, CSV or Parquet.
 
-The connection can read the views and nothing else: no files, no network, no settings.
+The SQL can read the views and nothing else: no files, no network, no settings.
 """
 
 import itertools
@@ -10,56 +10,66 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Literal
+from functools import singledispatch
+from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
 from pyarrow import csv, parquet
 
 from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
 from onlinerl.rollout_store.snapshots.named import readable
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
 
 Format = Literal["table", "json", "csv", "parquet"]
 
 _MAX_CELL = 80
 _WIDTH_OF_A_FILE = 100_000
-"""Columns of a table that no terminal shows: its lines are as long as their cells."""
+"""Characters per line of a table that is not printed on a terminal, so that no line is wrapped."""
 _MAX_SHOWN_ROWS = 1_000
 
 
 def run_query(
-    settings: "Settings", sql: str, format: Format = "table", snapshot: str | None = None
+    store: DeltaStore,
+    sql: str,
+    format: Format = "table",
+    snapshot: str | None = None,
+    *,
+    rewards: RewardsConfig,
+    limits: StoreConfig,
 ) -> int:
     """Run one statement and write its result to standard output.
 
-    With the name of a snapshot, on the rows that it holds.
+    Args:
+        store: Where the tables lie.
+        sql: One `SELECT` on the views.
+        format: Format of the output.
+        snapshot: Name of the snapshot to read; the newest versions when absent.
+        rewards: How feedback becomes a reward.
+        limits: Memory and threads of the query.
 
     Raises:
         ConfigError: the SQL is wrong or not a query, there are no tables yet, or the snapshot
             cannot be read.
     """
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
     existing_tables(store)
     versions = None
     if snapshot is not None:
         versions = readable(store, snapshot, at=datetime.now(UTC)).versions
-    result = query(store, sql, settings=settings, versions=versions)
+    result = query(store, sql, rewards=rewards, limits=limits, versions=versions)
     if format == "table":
         _print_table(result)
     elif format == "json":
-        json.dump(_plain(result.to_pylist()), sys.stdout, ensure_ascii=False, allow_nan=False)
+        json.dump(_json_value(result.to_pylist()), sys.stdout, ensure_ascii=False, allow_nan=False)
         sys.stdout.write("\n")
     elif format == "csv":
-        csv.write_csv(_with_text(result, instead_of=_is_not_of_csv), sys.stdout.buffer)
+        csv.write_csv(_with_text(result, replaces=_is_unknown_to_csv), sys.stdout.buffer)
     else:
-        # Parquet needs a file that can tell its position, which a pipe cannot.
+        # The Parquet writer asks for the position in the file, which a pipe does not have.
         buffer = pa.BufferOutputStream()
-        parquet.write_table(_with_text(result, instead_of=_is_not_of_parquet), buffer)
+        parquet.write_table(_with_text(result, replaces=_is_unknown_to_parquet), buffer)
         sys.stdout.buffer.write(buffer.getvalue().to_pybytes())
     sys.stdout.flush()
     return 0
@@ -69,7 +79,7 @@ def existing_tables(store: DeltaStore) -> dict[str, int]:
     """The newest version of every table that exists.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are no tables yet.
     """
     versions = store.versions()
     if not versions:
@@ -84,19 +94,18 @@ def query(
     store: DeltaStore,
     sql: str,
     *,
-    settings: "Settings",
+    rewards: RewardsConfig,
+    limits: StoreConfig,
     versions: Mapping[str, int] | None = None,
 ) -> pa.Table:
-    """The result of one statement, with everything but reading the views locked.
+    """The result of one statement, which can only read the views.
 
-    Columns of one name get a number behind it, for no format could tell them apart.
+    Columns with the same name get a number appended, because no format could tell them apart.
 
     Raises:
         ConfigError: the SQL is wrong or gives no result.
     """
-    with connect(
-        store, rewards=settings.rewards, versions=versions, limits=settings.store
-    ) as connection:
+    with connect(store, rewards=rewards, versions=versions, limits=limits) as connection:
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         try:
@@ -104,19 +113,19 @@ def query(
             if relation is None:
                 raise ConfigError("the statement gives no result; write a SELECT")
             result: pa.Table = relation.to_arrow_table()
-            return result.rename_columns(_told_apart(result.column_names))
+            return result.rename_columns(_unique_names(result.column_names))
         except duckdb.Error as error:
             raise ConfigError(f"the query failed: {error}") from error
 
 
-def _told_apart(names: Sequence[str]) -> list[str]:
-    """The first of several equal names stays; none becomes like another that was given."""
-    given, told = set(names), dict[str, None]()
+def _unique_names(names: Sequence[str]) -> list[str]:
+    """Number the second and later of equal names; a new name never equals a given one."""
+    given, unique = set(names), dict[str, None]()
     for name in names:
         numbered = (f"{name}_{number}" for number in itertools.count(1))
-        free = (each for each in numbered if each not in given and each not in told)
-        told[name if name not in told else next(free)] = None
-    return list(told)
+        free = (each for each in numbered if each not in given and each not in unique)
+        unique[name if name not in unique else next(free)] = None
+    return list(unique)
 
 
 def _print_table(result: pa.Table) -> None:
@@ -140,7 +149,7 @@ def _cell(value: object) -> str:
 
 
 def _rounded(value: object) -> object:
-    """Six significant digits of every float; the other formats keep all of them."""
+    """The value with six significant digits in every float; other formats keep all digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, list):
@@ -152,26 +161,26 @@ def _rounded(value: object) -> object:
     return value
 
 
-def _with_text(result: pa.Table, *, instead_of: Callable[[pa.DataType], bool]) -> pa.Table:
-    """Columns of some types as text: intervals as DuckDB writes them, the others as JSON."""
+def _with_text(result: pa.Table, *, replaces: Callable[[pa.DataType], bool]) -> pa.Table:
+    """The table with columns of some types as text: intervals as in DuckDB, others as JSON."""
     columns = {
         field.name: pa.array(map(_text, result[field.name].to_pylist()), pa.string())
-        if instead_of(field.type)
+        if replaces(field.type)
         else result[field.name]
         for field in result.schema
     }
     return pa.table(columns)
 
 
-def _is_not_of_csv(kind: pa.DataType) -> bool:
+def _is_unknown_to_csv(kind: pa.DataType) -> bool:
     return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_interval(kind))
 
 
-def _is_not_of_parquet(kind: pa.DataType) -> bool:
-    """Intervals and unions, also inside of others."""
+def _is_unknown_to_parquet(kind: pa.DataType) -> bool:
+    """Whether the type is or contains an interval or a union."""
     if pa.types.is_interval(kind) or pa.types.is_union(kind):
         return True
-    return any(_is_not_of_parquet(kind.field(number).type) for number in range(kind.num_fields))
+    return any(_is_unknown_to_parquet(kind.field(number).type) for number in range(kind.num_fields))
 
 
 def _text(value: object) -> str | None:
@@ -179,33 +188,56 @@ def _text(value: object) -> str | None:
         return None
     if isinstance(value, pa.MonthDayNano):
         return _interval_text(value)
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(_json_value(value), ensure_ascii=False, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever a row holds
-    """A value of what JSON has: no decimals, which DuckDB makes of sums, no NaN, no times."""
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Decimal):
-        numerator, denominator = value.as_integer_ratio()
-        return numerator if denominator == 1 else float(value)
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, pa.MonthDayNano):
-        return _interval_text(value)
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="backslashreplace")
+@singledispatch
+def _json_value(value: Any) -> Any:  # noqa: ANN401 - whatever a row holds
+    """The value as JSON can represent it; types without a rule become text.
+
+    DuckDB makes decimals of integer sums, and NaN is not JSON.
+    """
     return str(value)
 
 
+@_json_value.register
+def _(value: str | int | None) -> str | int | None:
+    return value
+
+
+@_json_value.register
+def _(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@_json_value.register
+def _(value: Decimal) -> int | float:
+    numerator, denominator = value.as_integer_ratio()
+    return numerator if denominator == 1 else float(value)
+
+
+@_json_value.register
+def _(value: dict) -> dict[str, Any]:  # type: ignore[type-arg]
+    return {name: _json_value(item) for name, item in value.items()}
+
+
+@_json_value.register
+def _(value: list | tuple) -> list[Any]:  # type: ignore[type-arg]
+    return [_json_value(item) for item in value]
+
+
+@_json_value.register
+def _(value: date) -> str:
+    return value.isoformat()
+
+
+@_json_value.register
+def _(value: bytes) -> str:
+    return value.decode("utf-8", errors="backslashreplace")
+
+
 def _interval_text(value: pa.MonthDayNano) -> str:
-    """As DuckDB writes and reads it, e.g. `1 year 2 months 3 days 04:05:06.5`."""
+    """The interval as DuckDB writes and reads it, e.g. `1 year 2 months 3 days 04:05:06.5`."""
     years = math.trunc(value.months / 12)
     units = {"year": years, "month": value.months - 12 * years, "day": value.days}
     parts = [f"{n} {unit}{'' if abs(n) == 1 else 's'}" for unit, n in units.items() if n]
@@ -215,3 +247,6 @@ def _interval_text(value: pa.MonthDayNano) -> str:
         time = f"{sign}{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
         parts.append(f"{time}.{micros:06}".rstrip("0") if micros else time)
     return " ".join(parts)
+
+
+_json_value.register(pa.MonthDayNano, _interval_text)

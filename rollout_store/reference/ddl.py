@@ -1,7 +1,7 @@
-"""The tables as `CREATE TABLE` statements, for those who declare them somewhere else.
+"""The tables as `CREATE TABLE` statements, for declaring them in another system.
 
-Nothing here is run by onlinerl: Delta Lake keeps the schema with the table. The statements are
-derived from the row models, as everything is, and shown in `docs/tables.md`.
+onlinerl itself never runs them, because Delta Lake stores the schema with the table. They are
+derived from the row models and shown in `docs/tables.md`.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,9 +44,9 @@ def create_table(table: str, *, dialect: Dialect, location: str = "…") -> str:
     """`CREATE TABLE` for one of `TABLES`.
 
     Args:
-        table: Its name.
-        dialect: `spark` declares the Delta table that lies at `location`; `duckdb` an empty table
-            of the same columns.
+        table: Name of the table.
+        dialect: `spark` declares the Delta table at `location`; `duckdb` declares an empty table
+            with the same columns.
         location: Folder or URI of the table, for `spark`.
     """
     schema = schema_of(TABLES[table])
@@ -72,7 +72,7 @@ def _duckdb_type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"{_duckdb_type(kind.value_type)}[]"
     if pa.types.is_struct(kind):
-        return f"STRUCT({_members(kind, _duckdb_type, named=_DUCKDB_MEMBER)})"
+        return f"STRUCT({_members(kind, _duckdb_type, template=_DUCKDB_MEMBER)})"
     return _scalar(kind, _DUCKDB)
 
 
@@ -82,12 +82,12 @@ def _spark_type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"ARRAY<{_spark_type(kind.value_type)}>"
     if pa.types.is_struct(kind):
-        return f"STRUCT<{_members(kind, _spark_type, named=_SPARK_MEMBER)}>"
+        return f"STRUCT<{_members(kind, _spark_type, template=_SPARK_MEMBER)}>"
     return _scalar(kind, _SPARK)
 
 
-def _members(kind: pa.StructType, type_of: Callable[[pa.DataType], str], *, named: str) -> str:
-    return ", ".join(named.format(field.name, type_of(field.type)) for field in kind)
+def _members(kind: pa.StructType, type_of: Callable[[pa.DataType], str], *, template: str) -> str:
+    return ", ".join(template.format(field.name, type_of(field.type)) for field in kind)
 
 
 def _scalar(kind: pa.DataType, names: Mapping[str, str]) -> str:

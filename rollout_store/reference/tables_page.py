@@ -1,4 +1,4 @@
-"""`docs/tables.md`, made from the schema and the views themselves.
+"""Generates `docs/tables.md` from the schema and the views.
 
 `python -m onlinerl.rollout_store.reference.tables_page > docs/tables.md`
 """
@@ -22,10 +22,10 @@ _TITLE = """\
 
 `make docs` generates this page; a test fails when it is out of date.
 
-Tables are Delta Lake tables under `[store].root`, partitioned by `ingest_date`. Read them through
-the views, `onlinerl query "SELECT …"`: a view has the same columns as its table, without rows that
-were stored twice. [The cookbook](cookbook.md) has questions to them, [rewards.md](rewards.md) says
-how feedback becomes a number.
+The tables are Delta Lake tables under `[store].root`, partitioned by `ingest_date`. Read them
+through the views with `onlinerl query "SELECT …"`. A view has the same columns as its table,
+without rows that were stored twice. [The cookbook](cookbook.md) has example queries, and
+[rewards.md](rewards.md) explains how feedback becomes a number.
 """
 
 

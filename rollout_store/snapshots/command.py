@@ -1,8 +1,7 @@
-"""`onlinerl snapshot`: hold rows under a name, list what is held, let go."""
+"""`onlinerl snapshot`: creates, lists and drops snapshots."""
 
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.snapshots.named import (
@@ -13,19 +12,15 @@ from onlinerl.rollout_store.snapshots.named import (
 )
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
-
 
 def run_snapshot(
-    settings: "Settings", *, action: str, name: str | None, actor: str, reason: str
+    store: DeltaStore, *, action: str, name: str | None, actor: str, reason: str
 ) -> int:
-    """Do one action and say what holds now.
+    """Run one of the actions `create`, `drop` and `list`, and print the resulting state.
 
     Raises:
         ConfigError: the name is missing, taken, unknown or malformed.
     """
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
     now = datetime.now(UTC)
     if action == "list":
         _show(snapshots(store), at=now)
@@ -33,8 +28,8 @@ def run_snapshot(
     if name is None:
         raise ConfigError(f"name the snapshot: onlinerl snapshot {action} NAME")
     change = create_snapshot if action == "create" else drop_snapshot
-    done = change(store, name, actor=actor, reason=reason, at=now)
-    sys.stdout.write(f"snapshot {done.name}: {_state(done, at=now)}\n")
+    snapshot = change(store, name, actor=actor, reason=reason, at=now)
+    sys.stdout.write(f"snapshot {snapshot.name}: {_state(snapshot, at=now)}\n")
     return 0
 
 
@@ -46,20 +41,20 @@ def _state(snapshot: Snapshot, *, at: datetime) -> str:
     return states[snapshot.action]
 
 
-def _show(found: list[Snapshot], *, at: datetime) -> None:
+def _show(listed: list[Snapshot], *, at: datetime) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("name", "state", "since", "by", "reason", "interactions", "feedback")
-    for each in found:
+    for snapshot in listed:
         table.add_row(
-            each.name,
-            _state(each, at=at),
-            f"{each.acted_at:%Y-%m-%d %H:%M}",
-            each.actor,
-            each.reason,
-            str(each.versions.get("interactions", "")),
-            str(each.versions.get("feedback", "")),
+            snapshot.name,
+            _state(snapshot, at=at),
+            f"{snapshot.acted_at:%Y-%m-%d %H:%M}",
+            snapshot.actor,
+            snapshot.reason,
+            str(snapshot.versions.get("interactions", "")),
+            str(snapshot.versions.get("feedback", "")),
         )
     console = Console(width=None if sys.stdout.isatty() else 200, emoji=False)
     console.print(table, markup=False)

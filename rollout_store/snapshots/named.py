@@ -1,13 +1,13 @@
-"""Named versions of all tables that can be read again later, row for row.
+"""Snapshots: named versions of all tables that can be read again later, row for row.
 
-The table `snapshots` is append-only and the newest row of a name counts:
+The table `snapshots` is append-only, and the newest row of a name counts:
 
-    create -> drop      by a person, or a cycle that ended
-    create -> mark      rows or files of it are gone: it cannot be read any more
+    create -> drop      by a person, or by a cycle that ended
+    create -> mark      rows or files of it are gone, so it cannot be read any more
     create -> (expired) `expires_at` has passed
 
-What a snapshot in state `create` names is never vacuumed; see `pins`. Names that contain a slash
-belong to processes, e.g. `cycle/…`, and expire by themselves.
+Files of a snapshot in state `create` are never vacuumed; see `pins`. Names with a slash, e.g.
+`cycle/…`, belong to processes and expire by themselves.
 """
 
 import json
@@ -31,7 +31,7 @@ TABLE = "snapshots"
 Action = Literal["create", "drop", "mark"]
 
 GONE = "files that it needs are gone"
-"""Why a snapshot is marked that can never be read again."""
+"""The reason that marks a snapshot with missing files."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NEWEST = """
@@ -40,13 +40,13 @@ QUALIFY row_number() OVER (PARTITION BY name ORDER BY
     (contains(name, '/') AND action = 'mark') DESC, acted_at DESC, action = 'mark' DESC) = 1
 ORDER BY acted_at, name
 """
-"""A mark must not be overlooked: it wins over what was written in the same instant, and that of a
-process's hold is final, for the process may repeat its hold while the mark is written."""
+"""A mark must never be missed, so it wins over other rows of the same time. The mark of a process's
+hold is final, because the process may repeat its hold while the mark is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The newest row of a name."""
+    """The newest state of a name."""
 
     name: str
     action: Action
@@ -57,12 +57,12 @@ class Snapshot:
     acted_at: datetime
 
     def is_held(self, *, at: datetime) -> bool:
-        """Whether its versions must stay readable."""
+        """Whether its versions must stay readable at this time."""
         return self.action == "create" and (self.expires_at is None or at < self.expires_at)
 
 
 def snapshots(store: DeltaStore) -> list[Snapshot]:
-    """Every name that was ever used, in its newest state, oldest first."""
+    """The newest state of every name that was ever used, oldest first."""
     if not store.exists(TABLE):
         return []
     with duckdb.connect(":memory:") as connection:
@@ -73,27 +73,27 @@ def snapshots(store: DeltaStore) -> list[Snapshot]:
 
 
 def find(store: DeltaStore, name: str) -> Snapshot | None:
-    """The newest state of a name, whatever it is."""
+    """The newest state of a name, or None if the name was never used."""
     return next((each for each in snapshots(store) if each.name == name), None)
 
 
 def readable(store: DeltaStore, name: str, *, at: datetime) -> Snapshot:
-    """The snapshot, if its rows can be read.
+    """The snapshot of this name, whose rows can be read.
 
     Raises:
-        ConfigError: there is none of that name, or it holds nothing any more; says why.
+        ConfigError: there is no such snapshot, or it cannot be read any more; the message says why.
     """
-    found = find(store, name)
-    if found is None:
-        raise ConfigError(f"there is no snapshot {name!r}; `onlinerl snapshot list` names those")
-    if found.is_held(at=at):
-        return found
-    if found.action == "mark":
+    snapshot = find(store, name)
+    if snapshot is None:
+        raise _unknown(name)
+    if snapshot.is_held(at=at):
+        return snapshot
+    if snapshot.action == "mark":
         raise ConfigError(
-            f"snapshot {name!r} cannot be read since {found.acted_at:%Y-%m-%d %H:%M}: "
-            f"{found.reason}; create a new one"
+            f"snapshot {name!r} cannot be read since {snapshot.acted_at:%Y-%m-%d %H:%M}: "
+            f"{snapshot.reason}; create a new one"
         )
-    ended = found.expires_at if found.action == "create" else found.acted_at
+    ended = snapshot.expires_at if snapshot.action == "create" else snapshot.acted_at
     raise ConfigError(f"snapshot {name!r} was given up at {ended:%Y-%m-%d %H:%M}; create a new one")
 
 
@@ -115,14 +115,15 @@ def create_snapshot(
     store.create()
     app_id = f"onlinerl/snapshot/{name}"
     number = store.transaction_version(TABLE, app_id)
-    found = find(store, name)
-    if found is not None and found.is_held(at=at):
-        raise _taken(found)
-    # Of two that create the same name at once, one stores the number that it read before it looked.
+    latest = find(store, name)
+    if latest is not None and latest.is_held(at=at):
+        raise _taken(latest)
+    # The number was read before the look-up, so of two processes that create the same name at the
+    # same time only one commits.
     claim = Transaction(app_id=app_id, version=(number or 0) + 1, expected=number)
     held = Snapshot(
         name=name, action="create", versions=store.versions(), actor=actor, reason=reason,
-        expires_at=None, acted_at=_after(found, at),
+        expires_at=None, acted_at=_after(latest, at),
     )  # fmt: skip
     try:
         store.append(TABLE, to_table([_row(held)]), transactions=[claim])
@@ -135,38 +136,49 @@ def create_snapshot(
 def drop_snapshot(
     store: DeltaStore, name: str, *, actor: str, reason: str, at: datetime
 ) -> Snapshot:
-    """Hold its versions no longer; dropping what is dropped changes nothing.
+    """Stop holding the versions of a snapshot; dropping it again changes nothing.
 
     Raises:
         ConfigError: there is no snapshot of that name.
     """
-    found = find(store, name)
-    if found is None:
-        raise ConfigError(f"there is no snapshot {name!r}; `onlinerl snapshot list` names those")
-    if found.action == "drop":
-        return found
-    return _change(store, found, "drop", actor=actor, reason=reason, at=at)
+    latest = find(store, name)
+    if latest is None:
+        raise _unknown(name)
+    if latest.action == "drop":
+        return latest
+    return _change(store, latest, "drop", actor=actor, reason=reason, at=at)
 
 
 def mark_snapshot(
     store: DeltaStore, held: Snapshot, *, actor: str, reason: str, at: datetime
 ) -> Snapshot:
-    """Rows in it are gone: it can neither be read nor holds anything from now on."""
+    """Record that rows of the snapshot are gone, so that it cannot be read and holds nothing."""
     return _change(store, held, "mark", actor=actor, reason=reason, at=at)
 
 
 def mark_where(
     store: DeltaStore,
     table: str,
-    is_in: Callable[[int], bool],
+    has_rows: Callable[[int], bool],
     *,
     actor: str,
     reason: str,
     at: datetime,
 ) -> list[str]:
-    """Mark what holds a version of a table of which `is_in` is true; returns the names.
+    """Mark every snapshot that holds a version of the table with rows that must go.
 
-    What can never be read again is marked as well: it would fail this look at it for good.
+    Snapshots that can never be read again are marked as well, because they would fail every check.
+
+    Args:
+        store: Where the tables lie.
+        table: Name of the table.
+        has_rows: Whether a version of the table has such rows.
+        actor: Who acts, for the table `audit`.
+        reason: Why the rows must go.
+        at: The time now.
+
+    Returns:
+        The names of the marked snapshots.
     """
     marked = []
     for snapshot in snapshots(store):
@@ -175,11 +187,11 @@ def mark_where(
             continue
         why = reason
         try:
-            if not is_in(version):
+            if not has_rows(version):
                 continue
         except (ServiceUnavailable, duckdb.Error, OSError):
-            there = TableFiles(store, table).all()
-            if files_of_version(store, table, version=version, there=there) is not None:
+            files = TableFiles(store, table).all()
+            if files_of_version(store, table, version=version, files=files) is not None:
                 raise
             why = GONE
         mark_snapshot(store, snapshot, actor=actor, reason=why, at=at)
@@ -190,53 +202,53 @@ def mark_where(
 def hold(
     store: DeltaStore, name: str, *, versions: Mapping[str, int], at: datetime, for_s: float
 ) -> Snapshot:
-    """Hold versions for a process, and again whenever it repeats its work.
+    """Hold versions for a process; it calls this again when it repeats its work.
 
-    The hold lapses `for_s` seconds from now: a process that died holds nothing forever.
+    The hold expires `for_s` seconds after `at`, so that a dead process does not hold them forever.
 
     Returns:
-        The newest state: not in state `create` when the hold was marked before.
+        The newest state. If the hold was marked before, it is in state `mark` and holds nothing.
     """
-    found = find(store, name)
-    if found is not None and found.action == "mark":
-        return found
+    latest = find(store, name)
+    if latest is not None and latest.action == "mark":
+        return latest
     held = Snapshot(
         name=name, action="create", versions=dict(versions), actor=name, reason="while it runs",
-        expires_at=at + timedelta(seconds=for_s), acted_at=_after(found, at),
+        expires_at=at + timedelta(seconds=for_s), acted_at=_after(latest, at),
     )  # fmt: skip
     store.append(TABLE, to_table([_row(held)]))
     return held
 
 
 def release(store: DeltaStore, name: str, *, at: datetime) -> None:
-    """End a hold; idempotent."""
-    found = find(store, name)
-    if found is not None and found.is_held(at=at):
-        _append(store, found, "drop", actor=name, reason="done", at=at)
+    """End a hold; does nothing if it has ended."""
+    latest = find(store, name)
+    if latest is not None and latest.is_held(at=at):
+        _append(store, latest, "drop", actor=name, reason="done", at=at)
 
 
 def _change(
-    store: DeltaStore, found: Snapshot, action: Action, *, actor: str, reason: str, at: datetime
+    store: DeltaStore, latest: Snapshot, action: Action, *, actor: str, reason: str, at: datetime
 ) -> Snapshot:
-    changed = _append(store, found, action, actor=actor, reason=reason, at=at)
+    changed = _append(store, latest, action, actor=actor, reason=reason, at=at)
     _audit(store, changed)
     return changed
 
 
 def _append(
-    store: DeltaStore, found: Snapshot, action: Action, *, actor: str, reason: str, at: datetime
+    store: DeltaStore, latest: Snapshot, action: Action, *, actor: str, reason: str, at: datetime
 ) -> Snapshot:
     changed = Snapshot(
-        name=found.name, action=action, versions=found.versions, actor=actor, reason=reason,
-        expires_at=found.expires_at, acted_at=_after(found, at),
+        name=latest.name, action=action, versions=latest.versions, actor=actor, reason=reason,
+        expires_at=latest.expires_at, acted_at=_after(latest, at),
     )  # fmt: skip
     store.append(TABLE, to_table([_row(changed)]))
     return changed
 
 
-def _after(found: Snapshot | None, at: datetime) -> datetime:
-    """The newest row counts, also when the clocks of two machines differ or one went back."""
-    return at if found is None else max(at, found.acted_at + timedelta(microseconds=1))
+def _after(latest: Snapshot | None, at: datetime) -> datetime:
+    """A time after the latest row, so that the new row counts even if a clock is behind."""
+    return at if latest is None else max(at, latest.acted_at + timedelta(microseconds=1))
 
 
 def _row(snapshot: Snapshot) -> SnapshotRow:
@@ -263,8 +275,12 @@ def _audit(store: DeltaStore, snapshot: Snapshot) -> None:
     )
 
 
-def _taken(found: Snapshot) -> ConfigError:
+def _taken(held: Snapshot) -> ConfigError:
     return ConfigError(
-        f"snapshot {found.name!r} exists since {found.acted_at:%Y-%m-%d %H:%M} by {found.actor}; "
+        f"snapshot {held.name!r} exists since {held.acted_at:%Y-%m-%d %H:%M} by {held.actor}; "
         "drop it first or choose another name"
     )
+
+
+def _unknown(name: str) -> ConfigError:
+    return ConfigError(f"there is no snapshot {name!r}; `onlinerl snapshot list` shows all names")

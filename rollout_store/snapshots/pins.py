@@ -8,7 +8,7 @@ from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
 
 def held_versions(store: DeltaStore, *, at: datetime) -> dict[str, set[int]]:
-    """Versions by table that a snapshot or a running cycle holds at that time."""
+    """The versions of each table that a snapshot or a running cycle holds at this time."""
     held: dict[str, set[int]] = defaultdict(set)
     for snapshot in snapshots(store):
         if snapshot.is_held(at=at):

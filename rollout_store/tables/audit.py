@@ -1,4 +1,4 @@
-"""Who did what, appended to the table `audit`."""
+"""Appends acts to the table `audit`."""
 
 import json
 import uuid
@@ -20,7 +20,18 @@ def record_act(
     at: datetime,
     audit_id: str | None = None,
 ) -> None:
-    """One row. A repeat with the same `audit_id` is one act: the views show its first report."""
+    """Append one act.
+
+    Args:
+        store: Where the tables lie.
+        actor: Operator or process that acts.
+        action: Name of the action.
+        subject: What it is done to: a version, a row, or a user's hash.
+        detail: Details, stored as JSON.
+        at: Time of the act.
+        audit_id: Id of the act. Give one to an act that may be repeated, because the views show
+            only the first row of each id; a random id when absent.
+    """
     row = AuditRow(
         audit_id=audit_id or uuid.uuid4().hex,
         actor=actor,

@@ -1,4 +1,4 @@
-"""Rows deleted in one commit, by a condition that itself says nothing about people."""
+"""Deletes rows by conditions that contain no id of a person."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +19,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, order=True, kw_only=True)
 class Position:
-    """Where a row came from: unique within a table, and stored with every row that ingest writes.
+    """The origin of a row: unique within a table, and stored with every row that ingest writes.
 
-    The log of a table keeps the condition of every deletion. Positions are numbers, so it keeps no
-    id of a person or an interaction.
+    The log of a table keeps the condition of every deletion. A condition made of positions contains
+    only a topic and numbers, and no id of a person or an interaction.
     """
 
     ingest_date: date
@@ -33,23 +33,30 @@ class Position:
 
 
 def delete_where(store: DeltaStore, table: str, condition: str) -> int:
-    """Delete what meets an SQL condition from the newest version; returns the number of rows.
+    """Delete the rows of the newest version that meet an SQL condition, in one commit.
+
+    Returns:
+        The number of deleted rows.
 
     Raises:
-        StoreConflict: others changed the same files again and again; nothing was deleted.
+        StoreConflict: others kept changing the same files; nothing was deleted.
     """
-    done = until_committed(
+    figures = until_committed(
         lambda: store.delta(table).delete(condition, writer_properties=WRITER_PROPERTIES),
         attempt=f"delete from table {table}",
     )
-    return int(done.get("num_deleted_rows", 0))
+    return int(figures.get("num_deleted_rows", 0))
 
 
 def until_committed(change: Callable[[], Mapping[str, Any]], *, attempt: str) -> Mapping[str, Any]:
-    """Repeat a change of stored rows for as long as others change the same files.
+    """Repeat a change of stored rows while others change the same files.
+
+    Args:
+        change: The change; it loads the newest version itself.
+        attempt: What the change does, to complete the sentence "could not ...".
 
     Raises:
-        StoreConflict: they did so again and again; nothing was changed.
+        StoreConflict: others kept changing the same files; nothing was changed.
     """
     for _ in range(_ATTEMPTS):
         try:
@@ -61,11 +68,11 @@ def until_committed(change: Callable[[], Mapping[str, Any]], *, attempt: str) ->
 
 
 def delete_positions(store: DeltaStore, table: str, positions: Iterable[Position]) -> int:
-    """Delete the rows that came from these positions; returns the number of rows."""
-    found = sorted(set(positions))
+    """Delete the rows with these positions; returns the number of deleted rows."""
+    ordered = sorted(set(positions))
     return sum(
-        delete_where(store, table, _condition(found[start : start + _POSITIONS_PER_COMMIT]))
-        for start in range(0, len(found), _POSITIONS_PER_COMMIT)
+        delete_where(store, table, _condition(ordered[start : start + _POSITIONS_PER_COMMIT]))
+        for start in range(0, len(ordered), _POSITIONS_PER_COMMIT)
     )
 
 
@@ -75,7 +82,7 @@ def _condition(positions: Sequence[Position]) -> str:
 
 
 def _batches(positions: Sequence[Position]) -> Iterator[str]:
-    """One clause for every batch that ingest wrote."""
+    """One clause for each batch that ingest wrote."""
     offsets: dict[tuple[str, int, datetime], list[int]] = defaultdict(list)
     for each in positions:
         offsets[each.topic, each.partition, each.ingested_at].append(each.offset)
@@ -88,5 +95,5 @@ def _batches(positions: Sequence[Position]) -> Iterator[str]:
 
 
 def microseconds(at: datetime) -> int:
-    """Since 1970, as a condition compares times."""
+    """Microseconds since 1970 in UTC: the form in which conditions compare times."""
     return (at - _EPOCH) // timedelta(microseconds=1)

@@ -1,8 +1,9 @@
-"""The tables: Delta Lake under one root, local folder or object store.
+"""The tables: Delta Lake under one root, in a local folder or an object store.
 
 Every append is one atomic commit. A commit can carry application transactions: numbers that are
-stored with the rows or not at all, which is what makes ingestion exactly once. Reading for people
-and trainers is in `views`; this file neither knows Kafka nor interprets rows.
+stored together with the rows or not at all. Ingest uses them to store every record exactly once.
+People and trainers read through `views`. This file knows nothing about Kafka or the meaning of
+rows.
 """
 
 import contextlib
@@ -31,11 +32,11 @@ from onlinerl.rollout_store.schema import TABLES
 from onlinerl.rollout_store.tables.rows import schema_of
 
 _CONFIGURATION = {
-    # Readers outside (DuckDB, Spark, Trino) need no support for deletion vectors.
+    # Without deletion vectors, readers such as DuckDB, Spark and Trino need no support for them.
     "delta.enableDeletionVectors": "false",
-    # How long a version can be pinned before its log may be cleaned away.
+    # For how long a version can be pinned before its log may be removed.
     "delta.logRetentionDuration": "interval 30 days",
-    # `maintenance` cleans the log: the library's own way does not know which versions are held.
+    # `onlinerl maintain` cleans the log, because the library does not know which versions are held.
     "delta.enableExpiredLogCleanup": "false",
 }
 _APPEND_ATTEMPTS = 20
@@ -48,35 +49,38 @@ _TEXT_COLUMNS = sorted(
 WRITER_PROPERTIES = WriterProperties(
     compression="ZSTD",
     compression_level=3,
-    # A group is what a reader decodes at once: about 100 MB of tokens of a usual length.
+    # A reader decodes one group at a time: about 100 MB for interactions of usual length.
     max_row_group_size=32_768,
-    # Logprobs hardly repeat: a dictionary would store them and a number for each of them.
+    # Logprobs hardly repeat, so a dictionary would only add a number for each of them.
     default_column_properties=ColumnProperties(dictionary_enabled=False),
     column_properties={name: ColumnProperties(dictionary_enabled=True) for name in _TEXT_COLUMNS},
 )
-"""How files are written, also by compaction."""
+"""How every data file is written, including those of compaction."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transaction:
-    """A number stored in the same commit as the rows it belongs to.
+    """A number that is stored in the same commit as its rows.
 
-    The commit succeeds only on top of `expected`, so of two writers that both read `expected`
-    exactly one succeeds.
+    The commit succeeds only if the stored number is `expected`. So if two writers read the same
+    number, exactly one of them succeeds.
     """
 
     app_id: str
     version: int
     expected: int | None = None
-    """The stored number that this one replaces; None when there is none yet."""
+    """The stored number that this one replaces; None if no number is stored yet."""
 
 
 class DeltaStore:
     """All tables under one root.
 
     Args:
-        root: Local folder or object store URI. A folder is taken from the current directory.
+        root: Local folder or object store URI. A relative folder starts at the current directory.
         storage_options: Options of the object store.
+
+    Raises:
+        ConfigError: the root is empty, or a folder that the library would misread.
     """
 
     def __init__(self, root: str, storage_options: Mapping[str, str] | None = None) -> None:
@@ -87,12 +91,12 @@ class DeltaStore:
         if not is_uri and _ESCAPE.search(self.root):
             raise ConfigError(
                 f"store.root {self.root!r} has a percent sign before two hexadecimal digits, which "
-                "the tables take for another character; choose another folder"
+                "would be read as an escaped character; choose another folder"
             )
         self._options = dict(storage_options or {})
 
     def create(self) -> None:
-        """Create what is missing: tables, and columns that a newer schema added. Idempotent."""
+        """Create missing tables, and add columns of a newer schema; safe to repeat."""
         for name, row_type in TABLES.items():
             schema = schema_of(row_type)
             with storage_errors(f"create table {name}"):
@@ -102,18 +106,23 @@ class DeltaStore:
                 self._set_missing_properties(name, schema)
 
     def exists(self, table: str) -> bool:
-        """Whether the table was created."""
+        """Whether the table exists."""
         return bool(DeltaTable.is_deltatable(self._uri(table), storage_options=self._options))
 
     def append(
         self, table: str, rows: pa.Table, *, transactions: Sequence[Transaction] = ()
     ) -> int:
-        """Add rows and transactions in one commit; either all of it is stored or nothing.
+        """Add rows and transactions in one commit, which stores all of them or nothing.
 
-        Columns that the table lacks are added to it; columns that the rows lack are null in them.
+        Columns that the table lacks are added to it; columns that the rows lack become null.
+
+        Args:
+            table: Name of the table.
+            rows: The rows to add; may be empty.
+            transactions: Numbers to store with the rows.
 
         Returns:
-            The version of the table that holds them.
+            The version of the table that contains the rows.
 
         Raises:
             StoreConflict: a stored transaction number is not the expected one; nothing was stored.
@@ -128,10 +137,10 @@ class DeltaStore:
         )
 
     def _append_once(self, table: str, rows: pa.Table, transactions: Sequence[Transaction]) -> int:
-        """One attempt on the newest version.
+        """Make one attempt on the newest version.
 
-        A deletion that commits in between makes it fail although nothing that is appended is
-        concerned. A writer with one of the same app ids does too, which the next look finds out.
+        A deletion that commits meanwhile makes the attempt fail, although it does not touch the
+        appended rows. A writer with one of the same app ids does too; the next attempt finds that.
         """
         delta = self._load(table)
         for transaction in transactions:
@@ -140,8 +149,8 @@ class DeltaStore:
             app_transactions=[DeltaTransaction(t.app_id, t.version) for t in transactions]
         )
         with storage_errors(f"append to table {table}"):
-            # Committing on the version that was checked: a writer that slips in between with
-            # one of these app ids makes this commit fail.
+            # The commit is based on the version that was checked, so it fails if another writer
+            # has committed one of these app ids since.
             write_deltalake(
                 delta,
                 rows,
@@ -153,16 +162,16 @@ class DeltaStore:
         return int(delta.version())
 
     def transaction_version(self, table: str, app_id: str) -> int | None:
-        """The number stored for `app_id`, or None."""
+        """The number that is stored for `app_id`, or None."""
         return self.transaction_versions(table, [app_id])[app_id]
 
     def transaction_versions(self, table: str, app_ids: Iterable[str]) -> dict[str, int | None]:
-        """The numbers stored for several ids, read from one version of the table."""
+        """The numbers that are stored for these ids in one version of the table, or None."""
         delta = self._load(table)
         return {app_id: delta.transaction_version(app_id) for app_id in app_ids}
 
     def versions(self) -> dict[str, int]:
-        """The newest version of every table that exists; pass it to `views.connect` to pin."""
+        """The newest version of every existing table, e.g. to pin `views.connect` to them."""
         return {name: int(self._load(name).version()) for name in TABLES if self.exists(name)}
 
     @property
@@ -171,7 +180,7 @@ class DeltaStore:
         return dict(self._options)
 
     def delta(self, table: str, *, version: int | None = None) -> DeltaTable:
-        """The Delta table itself, for upkeep; everything else has a method here.
+        """The Delta table itself, at a version or the newest; only for upkeep and erasure.
 
         Raises:
             ServiceUnavailable: there is no such table or version, or the storage failed.
@@ -181,7 +190,16 @@ class DeltaStore:
     def dataset(
         self, table: str, *, version: int | None = None, ingested_from: date | None = None
     ) -> Dataset:
-        """The table, read lazily, at a version or the newest; older days are left out unread."""
+        """The table as a lazy dataset.
+
+        Args:
+            table: Name of the table.
+            version: Version to read; the newest when absent.
+            ingested_from: Skip the files of earlier days without reading them.
+
+        Raises:
+            ServiceUnavailable: there is no such table or version, or the storage failed.
+        """
         delta = self._load(table, version=version)
         days = None if ingested_from is None else [("ingest_date", ">=", str(ingested_from))]
         with storage_errors(f"read table {table}"):
@@ -190,10 +208,10 @@ class DeltaStore:
             )
 
     def _file_system(self, table: str) -> FileSystem | None:
-        """What reads the files of a local table; None leaves an object store to delta-rs.
+        """The file system that reads a local table; None leaves an object store to delta-rs.
 
-        pyarrow begins a scan with the interpreter locked, and the threads that read through Python,
-        as delta-rs lets them, wait for that lock: now and then both wait for ever.
+        delta-rs reads through Python, whose threads wait for the interpreter lock. pyarrow starts a
+        scan while it holds that lock, so that now and then both wait forever.
         """
         if "://" in self.root:
             return None
@@ -210,7 +228,7 @@ class DeltaStore:
                 storage_options=self._options,
             )
         except DeltaError:
-            # Two processes start at once: one of them creates the table.
+            # Of two processes that start at the same time, only one creates the table.
             if not self.exists(name):
                 raise
 
@@ -219,7 +237,7 @@ class DeltaStore:
         present = {field.name for field in delta.schema().fields}
         missing = [field for field in schema if field.name not in present]
         if missing:
-            # Old files have no value for them, so they are nullable whatever the model says.
+            # Old files have no value for these columns, so they are nullable in the table.
             delta.alter.add_columns([Field.from_arrow(f.with_nullable(True)) for f in missing])
 
     def _set_missing_properties(self, name: str, schema: pa.Schema) -> None:
@@ -227,7 +245,7 @@ class DeltaStore:
         present = delta.metadata().configuration
         missing = {k: v for k, v in _configuration(schema).items() if k not in present}
         if missing:
-            # Two processes that start at once say the same; the second one finds nothing to do.
+            # Two processes that start at the same time set the same properties.
             with contextlib.suppress(CommitFailedError):
                 delta.alter.set_table_properties(missing)
 
@@ -245,16 +263,16 @@ class DeltaStore:
 
 
 def _configuration(schema: pa.Schema) -> dict[str, str]:
-    """Properties of a table; its log keeps statistics of numbers, times and dates alone.
+    """Properties of a table; its log keeps statistics only of numbers, times and booleans.
 
-    Least and greatest values of text would write ids of people and interactions into the log,
-    which outlives the rows.
+    Statistics of text are its least and greatest values. They would write ids of people and
+    interactions into the log, which outlives the rows.
     """
-    counted = [field.name for field in schema if _is_harmless(field.type)]
+    counted = [field.name for field in schema if _has_statistics(field.type)]
     return {**_CONFIGURATION, "delta.dataSkippingStatsColumns": ",".join(counted)}
 
 
-def _is_harmless(kind: pa.DataType) -> bool:
+def _has_statistics(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_boolean(kind)
     )
@@ -271,7 +289,13 @@ def _check_expected(delta: DeltaTable, transaction: Transaction) -> None:
 
 @contextlib.contextmanager
 def storage_errors(attempt: str) -> Iterator[None]:
-    """What storage raises, as an error a caller can wait for; conflicts pass through."""
+    """Raise errors of the storage as `ServiceUnavailable`, which callers retry.
+
+    Commit conflicts pass through.
+
+    Args:
+        attempt: What the block does, to complete the sentence "cannot ...".
+    """
     try:
         yield
     except (CommitFailedError, ServiceUnavailable):

@@ -1,4 +1,7 @@
-"""The files below a table's folder, on a local disk or in an object store, known to it or not."""
+"""All files below a table's folder, on a local disk or in an object store.
+
+This includes files that no version of the table refers to.
+"""
 
 import re
 from collections.abc import Iterator
@@ -23,31 +26,35 @@ class StoredFile:
     """A file of a table."""
 
     path: str
-    """Relative to the table's folder."""
+    """Path relative to the table's folder."""
     modified_at: datetime
     num_bytes: int
 
     @property
     def is_log(self) -> bool:
-        """Whether it belongs to the log of commits, not to the rows."""
+        """Whether the file belongs to the log of commits instead of holding rows."""
         return PurePosixPath(self.path).parts[0] == LOG_FOLDER
 
     @property
     def is_parquet(self) -> bool:
-        """Whether its rows can be read."""
+        """Whether the file is a Parquet file."""
         return self.path.endswith(".parquet")
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether its writer has not given it its name yet, and never will if it died."""
+        """Whether the file still has its temporary name, because its writer is at work or died."""
         return _UNFINISHED.search(self.path) is not None
 
 
 class TableFiles:
     """Lists, opens and removes files of one table.
 
+    Args:
+        store: Where the tables lie.
+        table: Name of the table.
+
     Raises:
-        ServiceUnavailable: the storage failed.
+        ServiceUnavailable: from every method, when the storage failed.
     """
 
     def __init__(self, store: DeltaStore, table: str) -> None:
@@ -56,38 +63,46 @@ class TableFiles:
             handler = DeltaStorageHandler(self._uri, store.storage_options)
             self._files: fs.FileSystem = fs.PyFileSystem(handler)
         else:
-            # The library's own listing of a folder leaves unfinished files out.
+            # The library's own listing of a folder leaves out unfinished files.
             self._files = fs.SubTreeFileSystem(_folder_of(self._uri), fs.LocalFileSystem())
 
     def all(self) -> list[StoredFile]:
-        """Every file, those of the log and unfinished ones included."""
+        """Every file, including the log and unfinished files."""
         everything = fs.FileSelector("", recursive=True, allow_not_found=True)
         try:
-            found = self._files.get_file_info(everything)
+            entries = self._files.get_file_info(everything)
         except OSError as error:
             raise ServiceUnavailable(f"cannot list {self._uri}: {error}") from error
         return [
             StoredFile(
-                path=each.path.lstrip("/"),
-                modified_at=each.mtime.astimezone(UTC),
-                num_bytes=each.size,
+                path=entry.path.lstrip("/"),
+                modified_at=entry.mtime.astimezone(UTC),
+                num_bytes=entry.size,
             )
-            for each in found
-            if each.type == fs.FileType.File
+            for entry in entries
+            if entry.type == fs.FileType.File
         ]
 
     def read(self, file: StoredFile) -> bytes:
-        """The whole content."""
+        """The content of the file.
+
+        Raises:
+            FileNotFoundError: the file is gone.
+        """
         with self._open(file) as opened:
             content: bytes = opened.read()
         return content
 
     def open(self, file: StoredFile) -> pa.NativeFile:
-        """For reading at any position."""
+        """Open the file for reading at any position.
+
+        Raises:
+            FileNotFoundError: the file is gone.
+        """
         return self._open(file)
 
     def remove(self, file: StoredFile) -> None:
-        """Remove one; what is gone already is fine."""
+        """Remove the file, unless it is already gone."""
         try:
             self._files.delete_file(file.path)
         except FileNotFoundError:
@@ -111,7 +126,7 @@ def referenced(store: DeltaStore, table: str, *, version: int | None = None) -> 
 
 
 def log_versions(files: list[StoredFile]) -> Iterator[tuple[int, StoredFile]]:
-    """Files of the log that belong to one version: commits, checkpoints and their checksums."""
+    """The files of the log with their version: commits, checkpoints and checksums."""
     for file in files:
         number = PurePosixPath(file.path).name.partition(".")[0]
         if file.is_log and number.isdigit():

@@ -1,4 +1,4 @@
-"""The log of a table: checkpoints, and the removal of what no version needs any more."""
+"""The log of a table: writing checkpoints, and removing what no readable version needs."""
 
 from datetime import datetime
 
@@ -8,30 +8,30 @@ from onlinerl.rollout_store.tables.files import StoredFile, TableFiles, log_vers
 
 
 def files_of_version(
-    store: DeltaStore, table: str, *, version: int, there: list[StoredFile]
+    store: DeltaStore, table: str, *, version: int, files: list[StoredFile]
 ) -> set[str] | None:
     """Paths of the data files of a version; None when it can never be read again.
 
     Args:
         store: Where the table lies.
-        table: Its name.
-        version: One that was held before the files were listed.
-        there: Every file of the table.
+        table: Name of the table.
+        version: A version that was held before the files were listed.
+        files: Every file of the table.
 
     Raises:
-        ServiceUnavailable: the storage failed, which says nothing of the version.
+        ServiceUnavailable: the storage failed, so nothing is known about the version.
     """
     try:
         paths = referenced(store, table, version=version)
     except ServiceUnavailable:
-        if _has_log(there, version):
+        if _has_log(files, version):
             raise
         return None
-    return paths if paths <= {file.path for file in there} else None
+    return paths if paths <= {file.path for file in files} else None
 
 
 def checkpoint(store: DeltaStore, table: str, *, every: int) -> bool:
-    """Sum the log up when `every` commits came since the last time; whether it was done."""
+    """Write a checkpoint if there were `every` commits since the last one; whether it did."""
     newest = store.delta(table).version()
     last = max(_checkpoints(TableFiles(store, table).all()), default=-1)
     if newest - last < every:
@@ -44,17 +44,17 @@ def checkpoint(store: DeltaStore, table: str, *, every: int) -> bool:
 def clean_log(store: DeltaStore, table: str, *, held: set[int], older_than: datetime) -> int:
     """Remove the log before the newest checkpoint that is old enough and not after a held version.
 
-    A version is read from the last checkpoint at or before it and the commits between, so
-    everything before a checkpoint that lies at or before all held versions can go.
+    A version is read from the last checkpoint at or before it and the commits that follow. So
+    everything before a checkpoint at or before all held versions can be removed.
 
     Args:
         store: Where the table lies.
-        table: Its name.
+        table: Name of the table.
         held: Versions that must stay readable.
-        older_than: Versions that were written since stay readable, held or not.
+        older_than: Versions that were written after this time stay readable, held or not.
 
     Returns:
-        How many files were removed.
+        The number of removed files.
     """
     files = TableFiles(store, table)
     everything = files.all()
@@ -70,9 +70,9 @@ def clean_log(store: DeltaStore, table: str, *, held: set[int], older_than: date
 
 
 def cut_log(store: DeltaStore, table: str) -> None:
-    """Sum the log up in a new checkpoint and remove all of it before: older versions are gone.
+    """Write a checkpoint and remove the log before it; older versions cannot be read any more.
 
-    The checkpoint refers only to files of the newest version, so it says nothing of others.
+    The checkpoint contains only the files of the newest version, and nothing about other files.
     """
     delta = store.delta(table)
     with storage_errors(f"write a checkpoint of table {table}"):
@@ -82,14 +82,14 @@ def cut_log(store: DeltaStore, table: str) -> None:
 
 def _remove_before(files: TableFiles, *, version: int) -> int:
     unneeded = [file for number, file in log_versions(files.all()) if number < version]
-    # Oldest first: whatever is left after a crash is still a whole tail of the log.
+    # Oldest first, so that after a crash the rest is still an unbroken end of the log.
     for file in sorted(unneeded, key=lambda file: file.path):
         files.remove(file)
     return len(unneeded)
 
 
 def _has_log(files: list[StoredFile], version: int) -> bool:
-    """Whether a checkpoint or the beginning is there, and every commit from it to the version."""
+    """Whether the log has every commit up to the version, from a checkpoint or the beginning on."""
     first = max((each for each in _checkpoints(files) if each <= version), default=-1)
     commits = {
         number for number, file in log_versions(files) if file.path.endswith(f"{number:020d}.json")
@@ -98,7 +98,7 @@ def _has_log(files: list[StoredFile], version: int) -> bool:
 
 
 def _checkpoints(files: list[StoredFile]) -> dict[int, StoredFile]:
-    """Of those written whole in one file, which is how they are written here."""
+    """Checkpoints by version. Ours are always single files; other kinds are ignored."""
     return {
         version: file
         for version, file in log_versions(files)

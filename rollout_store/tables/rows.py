@@ -1,4 +1,4 @@
-"""From row models to Arrow tables."""
+"""Turns row models into Arrow tables."""
 
 import functools
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from onlinerl.rollout_store.tables.arrow import arrow_schema
 
 @functools.cache
 def schema_of(row_type: type[BaseModel]) -> pa.Schema:
-    """The Arrow schema of a row model, derived once."""
+    """The Arrow schema of a row model, cached."""
     return arrow_schema(row_type)
 
 
 def to_table(models: Sequence[BaseModel], *, row_type: type[BaseModel] | None = None) -> pa.Table:
-    """Rows of one type as an Arrow table; fields that the row model does not declare are left out.
+    """The rows as an Arrow table, without fields that the row model does not declare.
 
     Args:
-        models: All of the same type.
-        row_type: Needed only when `models` may be empty.
+        models: Rows of one type.
+        row_type: Type of the rows; needed only when `models` may be empty.
 
     Raises:
-        ValueError, OverflowError: for a value that its column cannot hold.
+        ValueError, OverflowError: a column cannot hold a value.
     """
     if row_type is None:
         if not models:

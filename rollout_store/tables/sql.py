@@ -1,4 +1,4 @@
-"""Python values as SQL text, for views: a view definition takes no parameters."""
+"""Writes Python values as SQL text, because the definition of a view takes no parameters."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ Value = str | float | int | bool | datetime | None
 
 
 def literal(value: Value) -> str:
-    """An SQL literal with the same value, quoted so that no text can end it."""
+    """An SQL literal with the same value, quoted so that no text can break out of it."""
     if value is None:
         return "NULL"
     if isinstance(value, datetime):
@@ -24,8 +24,8 @@ def values_table(header: str, rows: Sequence[Sequence[Value]], *, empty: Sequenc
 
     Args:
         header: Name and columns, e.g. `metrics(metric, weight)`.
-        rows: May be empty.
-        empty: One row that gives the column types when there are no rows; it is not part of them.
+        rows: The rows; may be empty.
+        empty: A row that gives the column types if there are no rows; it is not part of the result.
     """
     lines = ", ".join(f"({', '.join(map(literal, row))})" for row in (rows or [empty]))
     condition = "" if rows else " WHERE false"

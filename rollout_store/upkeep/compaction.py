@@ -1,4 +1,4 @@
-"""Small files of one partition gathered into large ones; the rows stay the same."""
+"""Merges the small files of a partition into large ones; the rows stay the same."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ GROUP BY day HAVING count(*) >= $least ORDER BY day
 
 @dataclass(frozen=True, kw_only=True)
 class Compacted:
-    """What compacting one table did."""
+    """The result of compacting one table."""
 
     num_files_before: int = 0
     num_files_after: int = 0
     num_conflicts: int = 0
-    """Partitions that were left as they are because somebody deleted from them meanwhile."""
+    """Partitions that were left as they are because rows of them were deleted meanwhile."""
 
 
 def compact(
@@ -29,10 +29,16 @@ def compact(
 ) -> Compacted:
     """Rewrite the small files of every partition that has enough of them, one commit each.
 
-    Appends and readers go on beside it. Of a compaction and a deletion that meet in one file, one
-    fails: the deletion repeats itself, the compaction waits for the next pass.
+    Appends and reads continue meanwhile. If a compaction and a deletion change the same file, one
+    of them fails: a deletion is repeated, a compaction waits for the next pass.
+
+    Args:
+        store: Where the tables lie.
+        table: Name of the table.
+        target_file_bytes: A file below this size is small; rewritten files have about this size.
+        min_small_files: Small files that a partition must have to be compacted.
     """
-    done = Compacted()
+    totals = Compacted()
     for day in _days_to_compact(
         store, table, target_file_bytes=target_file_bytes, min_small_files=min_small_files
     ):
@@ -45,10 +51,10 @@ def compact(
                     writer_properties=WRITER_PROPERTIES,
                 )
         except CommitFailedError:
-            done = _plus(done, conflicts=1)
+            totals = _plus(totals, conflicts=1)
             continue
-        done = _plus(done, before=figures["numFilesRemoved"], after=figures["numFilesAdded"])
-    return done
+        totals = _plus(totals, before=figures["numFilesRemoved"], after=figures["numFilesAdded"])
+    return totals
 
 
 def _days_to_compact(
@@ -65,9 +71,9 @@ def _days_to_compact(
     return [str(day) for (day,) in rows]
 
 
-def _plus(done: Compacted, *, before: int = 0, after: int = 0, conflicts: int = 0) -> Compacted:
+def _plus(totals: Compacted, *, before: int = 0, after: int = 0, conflicts: int = 0) -> Compacted:
     return Compacted(
-        num_files_before=done.num_files_before + before,
-        num_files_after=done.num_files_after + after,
-        num_conflicts=done.num_conflicts + conflicts,
+        num_files_before=totals.num_files_before + before,
+        num_files_after=totals.num_files_after + after,
+        num_conflicts=totals.num_conflicts + conflicts,
     )

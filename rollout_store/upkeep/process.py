@@ -1,4 +1,4 @@
-"""The process `onlinerl maintain`: a pass over the tables, again and again."""
+"""The process `onlinerl maintain`: makes a pass over the tables at every interval."""
 
 import logging
 import signal
@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from onlinerl.errors import LeaseHeld, OnlineRLError
+from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.process.health import HealthServer
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.lease import StoreLease
@@ -16,33 +16,38 @@ from onlinerl.rollout_store.upkeep import metrics
 from onlinerl.rollout_store.upkeep.config import MaintenanceConfig, RetentionConfig
 from onlinerl.rollout_store.upkeep.tables import TableUpkeep, maintain
 
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
-
 logger = logging.getLogger(__name__)
 
 LEASE = "maintain"
 ACTOR = "maintain"
 LATE_INTERVALS, LATE_S = 4, 3_600.0
-"""Intervals, and seconds, that may pass without a pass before the process says it is not well."""
+"""The process is not ready when it was silent for the longer of these intervals and seconds."""
+MAX_WAIT_S = LATE_S / 2
+"""Longest wait after failed passes, unless the interval is longer."""
 
 
-def run_maintain(settings: "Settings", *, once: bool) -> int:
-    """Keep the tables up until SIGTERM or SIGINT, or for one pass.
+def run_maintain(
+    store: DeltaStore, *, config: MaintenanceConfig, retention: RetentionConfig, once: bool
+) -> int:
+    """Make passes until SIGTERM or SIGINT, or a single pass.
+
+    Args:
+        store: Where the tables lie.
+        config: Intervals, sizes and the health port.
+        retention: For how long rows are kept.
+        once: Make one pass and return.
 
     Raises:
-        LeaseHeld: only with `once`, when another process is at it.
+        LeaseHeld: only with `once`, when another process makes a pass.
         ServiceUnavailable: only with `once`, when the storage does not answer.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
-    maintainer = Maintainer(store, config=settings.maintenance, retention=settings.retention)
+    maintainer = Maintainer(store, config=config, retention=retention)
     if once:
         maintainer.run_pass(stop)
         return 0
-    config = settings.maintenance
     with HealthServer(config.health_host, config.health_port, ready=maintainer.ready):
         logger.info("maintain keeps up %s", store.root)
         maintainer.run(stop)
@@ -57,7 +62,15 @@ class _Stopped(Exception):
 class Maintainer:
     """WAITING -> PASSING (holds the lease) -> WAITING, until stopped.
 
-    While another process holds the lease it stays WAITING and looks again at the next interval.
+    While another process holds the lease it stays WAITING and tries again at the next interval.
+    After a failed pass it waits longer, and it is not ready until a pass succeeds.
+
+    Args:
+        store: Where the tables lie.
+        config: Intervals and sizes.
+        retention: For how long rows are kept.
+        now: The time.
+        clock: Seconds of a clock that never goes back.
     """
 
     def __init__(
@@ -75,43 +88,43 @@ class Maintainer:
         self._now = now
         self._clock = clock
         self._seen_at = clock()
-        self._trouble: str | None = None
+        self._faults = FaultStreak(max_wait_s=MAX_WAIT_S)
 
     def ready(self) -> str | None:
-        """None while it is well, else why not."""
+        """None while the process is ready, else the reason why it is not."""
         silent_s = self._clock() - self._seen_at
         if silent_s > max(LATE_S, LATE_INTERVALS * self._config.interval_s):
             return f"the last sign of life was {silent_s:.0f} s ago"
-        return self._trouble
+        return self._faults.trouble
 
     def run(self, stop: threading.Event) -> None:
-        """A pass at every interval; whatever goes wrong is tried again at the next one."""
+        """Make a pass at every interval until `stop` is set; a failed pass is repeated later."""
         while not stop.is_set():
             try:
                 self.run_pass(stop)
-                self._trouble = None
+                self._faults.clear()
             except LeaseHeld as error:
                 metrics.PASSES.labels("lease_held").inc()
                 logger.info("another process keeps the tables up: %s", error)
             except OnlineRLError as error:
                 metrics.PASSES.labels("failed").inc()
-                self._trouble = str(error)
-                logger.warning("a pass failed: %s", error)
+                if self._faults.add(str(error)):
+                    logger.warning("a pass failed: %s", error)
             except Exception:
                 metrics.PASSES.labels("failed").inc()
-                self._trouble = "an unexpected error, see the log"
+                self._faults.add("an unexpected error, see the log")
                 logger.exception("a pass failed")
             self._seen_at = self._clock()
-            stop.wait(self._config.interval_s)
+            stop.wait(self._faults.wait_s(self._config.interval_s))
 
     def run_pass(self, stop: threading.Event) -> list[TableUpkeep]:
-        """One pass under the lease; ends early, between two tables, when `stop` is set.
+        """Make one pass under the lease; it ends between two tables when `stop` is set.
 
         Raises:
-            LeaseHeld: another process is at it, or took over.
+            LeaseHeld: another process holds the lease, or took it over.
             ServiceUnavailable: the storage does not answer.
         """
-        began, done = self._clock(), []
+        started_at, results = self._clock(), []
         self._store.create()
         lease = StoreLease(self._store, name=LEASE, ttl_s=self._config.lease_ttl_s)
 
@@ -131,32 +144,32 @@ class Maintainer:
                     now=self._now,
                     keep_alive=keep_alive,
                 ):
-                    done.append(upkeep)
+                    results.append(upkeep)
                     _count(upkeep)
             except _Stopped:
-                return done
+                return results
         metrics.PASSES.labels("whole").inc()
         metrics.LAST_PASS.set(self._now().timestamp())
-        metrics.PASS_SECONDS.set(self._clock() - began)
-        return done
+        metrics.PASS_SECONDS.set(self._clock() - started_at)
+        return results
 
 
-def _count(done: TableUpkeep) -> None:
-    metrics.COMPACTED.labels(done.table).inc(done.compacted.num_files_before)
-    metrics.CONFLICTS.labels(done.table).inc(done.compacted.num_conflicts)
-    metrics.REMOVED.labels(done.table).inc(done.num_files_removed)
-    metrics.LOG_REMOVED.labels(done.table).inc(done.num_log_files_removed)
-    metrics.HELD.labels(done.table).set(done.num_held_versions)
-    if done.trouble is not None:
-        metrics.TROUBLED.labels(done.table).inc()
-    if done.changed:
+def _count(upkeep: TableUpkeep) -> None:
+    metrics.COMPACTED.labels(upkeep.table).inc(upkeep.compacted.num_files_before)
+    metrics.CONFLICTS.labels(upkeep.table).inc(upkeep.compacted.num_conflicts)
+    metrics.REMOVED.labels(upkeep.table).inc(upkeep.num_files_removed)
+    metrics.LOG_REMOVED.labels(upkeep.table).inc(upkeep.num_log_files_removed)
+    metrics.HELD.labels(upkeep.table).set(upkeep.num_held_versions)
+    if upkeep.trouble is not None:
+        metrics.TROUBLED.labels(upkeep.table).inc()
+    if upkeep.changed:
         logger.info(
             "kept up",
             extra={
-                "table": done.table,
-                "compacted": f"{done.compacted.num_files_before}"
-                f" into {done.compacted.num_files_after}",
-                "removed": done.num_files_removed,
-                "log_removed": done.num_log_files_removed,
+                "table": upkeep.table,
+                "compacted": f"{upkeep.compacted.num_files_before}"
+                f" into {upkeep.compacted.num_files_after}",
+                "removed": upkeep.num_files_removed,
+                "log_removed": upkeep.num_log_files_removed,
             },
         )

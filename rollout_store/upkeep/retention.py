@@ -1,4 +1,4 @@
-"""Rows that are older than the operator wants to keep."""
+"""Deletes rows that are older than the operator wants to keep."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Expired:
 
 
 def due_condition(config: RetentionConfig, table: Kept, *, today: date) -> str | None:
-    """The SQL condition of rows that are due; None when all are kept for good."""
+    """The SQL condition of rows whose retention has ended; None when all rows are kept forever."""
     clauses = list(_clauses(config, table, today=today))
     return " OR ".join(f"({clause})" for clause in clauses) or None
 
@@ -35,9 +35,9 @@ def due_condition(config: RetentionConfig, table: Kept, *, today: date) -> str |
 def expire(
     store: DeltaStore, config: RetentionConfig, *, actor: str, at: datetime
 ) -> Iterator[Expired]:
-    """Delete what is due, table by table; a repeat finds nothing more.
+    """Delete rows whose retention has ended, table by table; a repeat finds no more rows.
 
-    Snapshots that hold such rows are marked first, so that none protects what was deleted.
+    Snapshots that hold such rows are marked first, so that no snapshot protects deleted rows.
     """
     for table in KEPT:
         condition = due_condition(config, table, today=at.date())
@@ -47,7 +47,8 @@ def expire(
         version = store.delta(table).version()
         num_due = _count(store, table, condition, version=version)
         if num_due:
-            # Told before it is done: what was deleted without a word could not be told later.
+            # The audit row comes first: if the process died after the deletion, nothing could tell
+            # any more what was deleted.
             record_act(
                 store,
                 actor=actor,
@@ -77,7 +78,7 @@ def _clauses(config: RetentionConfig, table: Kept, *, today: date) -> Iterator[s
 
 
 def _before(today: date, days: int) -> str:
-    """Whole days: a row stays at least `days` times 24 hours."""
+    """Rows of whole days that have passed: a row stays at least `days` times 24 hours."""
     return f"ingest_date < {literal((today - timedelta(days=days)).isoformat())}"
 
 

@@ -1,6 +1,6 @@
 """One pass of upkeep over all tables: retention, compaction, checkpoint, log, vacuum.
 
-Every step can be repeated and left out; a pass that dies loses nothing but its work.
+Every step can be repeated or left out, so a pass that dies loses only its own work.
 """
 
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class TableUpkeep:
-    """What a pass did to one table."""
+    """What one pass did to one table."""
 
     table: str
     compacted: Compacted = field(default_factory=Compacted)
@@ -34,7 +34,7 @@ class TableUpkeep:
     num_files_removed: int = 0
     num_held_versions: int = 0
     trouble: str | None = None
-    """Why the rest was left to the next pass."""
+    """The error that left the rest of the table's upkeep to the next pass."""
 
     @property
     def changed(self) -> bool:
@@ -53,15 +53,15 @@ def maintain(
     now: Callable[[], datetime],
     keep_alive: Callable[[], None] = lambda: None,
 ) -> Iterator[TableUpkeep]:
-    """One pass, a table at a time.
+    """Make one pass; yields the result of each table.
 
     Args:
-        store: Where the tables lie; missing ones are created.
+        store: Where the tables lie; missing tables are created.
         config: Sizes and times.
-        retention: What is deleted for its age.
-        actor: For the table `audit`.
+        retention: For how long rows are kept.
+        actor: Who acts, for the table `audit`.
         now: The time.
-        keep_alive: Called between steps; what it raises ends the pass.
+        keep_alive: Called between steps; an exception that it raises ends the pass.
     """
     store.create()
     for expired in expire(store, retention, actor=actor, at=now()):
@@ -70,16 +70,16 @@ def maintain(
     remove_resurrected(store, actor=actor, at=now())
     for table in TABLES:
         keep_alive()
-        done = _upkeep(store, table, config=config, at=now())
-        if done.changed:
-            _record(store, done, actor=actor, at=now())
-        yield done
+        upkeep = _upkeep(store, table, config=config, at=now())
+        if upkeep.changed:
+            _record(store, upkeep, actor=actor, at=now())
+        yield upkeep
 
 
 def _upkeep(
     store: DeltaStore, table: str, *, config: MaintenanceConfig, at: datetime
 ) -> TableUpkeep:
-    """A table that cannot be kept up now must not keep the others from it."""
+    """Like `keep_up`, but an error is a result, so that it does not stop the other tables."""
     try:
         return keep_up(store, table, config=config, at=at)
     except LeaseHeld:
@@ -92,7 +92,7 @@ def _upkeep(
 def keep_up(
     store: DeltaStore, table: str, *, config: MaintenanceConfig, at: datetime
 ) -> TableUpkeep:
-    """Compact, sum up, clean and vacuum one table."""
+    """Compact one table, write a checkpoint, vacuum it and clean its log."""
     compacted = compact(
         store,
         table,
@@ -100,8 +100,8 @@ def keep_up(
         min_small_files=config.min_small_files,
     )
     checkpointed = checkpoint(store, table, every=config.checkpoint_every)
-    # Asked again for each table, right before something is removed: a hold that is made later is
-    # made on a version whose files are newer than `retention_hours`.
+    # The held versions are read again for each table, right before files are removed. A later hold
+    # is on a version whose files are younger than `retention_hours`.
     held = held_versions(store, at=at).get(table, set())
     removed = vacuum(store, table, held=held, retention_hours=config.retention_hours, at=at)
     older_than = at - timedelta(hours=config.log_retention_hours)
@@ -115,17 +115,17 @@ def keep_up(
     )
 
 
-def _record(store: DeltaStore, done: TableUpkeep, *, actor: str, at: datetime) -> None:
+def _record(store: DeltaStore, upkeep: TableUpkeep, *, actor: str, at: datetime) -> None:
     record_act(
         store,
         actor=actor,
         action="maintain",
-        subject=done.table,
+        subject=upkeep.table,
         detail={
-            "files_compacted": done.compacted.num_files_before,
-            "files_written": done.compacted.num_files_after,
-            "files_removed": done.num_files_removed,
-            "log_files_removed": done.num_log_files_removed,
+            "files_compacted": upkeep.compacted.num_files_before,
+            "files_written": upkeep.compacted.num_files_after,
+            "files_removed": upkeep.num_files_removed,
+            "log_files_removed": upkeep.num_log_files_removed,
         },
         at=at,
     )

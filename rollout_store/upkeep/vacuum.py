@@ -1,4 +1,4 @@
-"""Files that no version needs any more, and their removal."""
+"""Removes files that no version needs any more."""
 
 from datetime import datetime, timedelta
 
@@ -11,19 +11,26 @@ def vacuum(
 ) -> list[str]:
     """Remove data files that neither the newest nor a held version refers to.
 
-    A file goes `retention_hours` after the commit that gave it up, or, when it never was in a
-    commit, after it was written: until then a reader or a writer may be at it. So does what a
-    writer that died left unfinished.
+    A file is removed `retention_hours` after the commit that removed it from the table. A file that
+    was never committed, or that a dead writer left unfinished, is removed that long after it was
+    written. Until then a reader or a writer may still use it.
+
+    Args:
+        store: Where the tables lie.
+        table: Name of the table.
+        held: Versions that must stay readable.
+        retention_hours: Hours for which unneeded files stay.
+        at: The time now.
 
     Returns:
-        Paths of what was removed, relative to the table's folder.
+        Paths of the removed files, relative to the table's folder.
 
     Raises:
         ServiceUnavailable: a held version cannot be read; nothing was removed.
     """
     with storage_errors(f"vacuum table {table}"):
-        # The library only says what may go. Its own removal would go over files that are gone
-        # already, for a week, and write two commits each time.
+        # The library only lists the files. Its own removal would try to remove the same files again
+        # for a week, and write two commits each time.
         unneeded = store.delta(table).vacuum(
             retention_hours,
             dry_run=True,
@@ -32,11 +39,14 @@ def vacuum(
             keep_versions=sorted(held),
         )
     files = TableFiles(store, table)
-    there = {file.path: file for file in files.all()}
+    existing = {file.path: file for file in files.all()}
     until = at - timedelta(hours=retention_hours)
-    left = [path for path, file in there.items() if file.is_unfinished and file.modified_at < until]
-    named = [str(path) for path in unneeded if str(path) in there and not there[str(path)].is_log]
-    removed = sorted({*named, *left})
+    unfinished = {
+        path for path, file in existing.items() if file.is_unfinished and file.modified_at < until
+    }
+    listed = {str(path) for path in unneeded}
+    listed = {path for path in listed & existing.keys() if not existing[path].is_log}
+    removed = sorted(listed | unfinished)
     for path in removed:
-        files.remove(there[path])
+        files.remove(existing[path])
     return removed

@@ -1,7 +1,7 @@
 """The DuckDB views: the public way to read the tables.
 
-Views are pinned to table versions, so what a training window saw can be read again later, and they
-take out events that were stored twice. Nothing here writes.
+Views are pinned to table versions, so that the rows of a training window can be read again later.
+They remove events that were stored twice. Nothing here writes to the tables.
 """
 
 import tempfile
@@ -19,19 +19,20 @@ from onlinerl.rollout_store.schema import TABLES
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.rows import schema_of
 from onlinerl.rollout_store.views.feedback import (
-    DEMONSTRATIONS_VIEW,
+    demonstrations_view,
     feedback_use_view,
     signals_view,
 )
-from onlinerl.rollout_store.views.rewards import TURNS_VIEW, reward_view
+from onlinerl.rollout_store.views.rewards import reward_view, turns_view
 from onlinerl.rollout_store.views.scope import Scope, find_trees
 from onlinerl.rollout_store.views.segments import (
-    MASK_MACROS,
-    PROMPT_PIECES_VIEW,
     lengths_view,
+    mask_macro,
+    prompt_pieces_view,
     prompts_view,
     segments_view,
 )
+from onlinerl.rollout_store.views.sql_files import read_sql
 from onlinerl.rollout_store.views.suspicions import suspicions_view
 
 VIEWS = (
@@ -44,7 +45,7 @@ VIEWS = (
     "demonstrations",
     "suspicions",
 )
-"""Every public view; `docs/tables.md` has their columns."""
+"""Every public view; `docs/tables.md` lists their columns."""
 
 _IDENTITY = {
     "interactions": ("tenant", "interaction_id", "choice_index"),
@@ -56,7 +57,7 @@ _IDENTITY = {
     "snapshots": ("name", "action", "acted_at"),
     "erased": ("erasure_id", "kind", "digest"),
 }
-"""What makes two rows of a table the same one."""
+"""The columns in which two copies of the same row agree."""
 
 _AGE = {
     "interactions": 'ingested_at, partition, "offset"',
@@ -68,24 +69,7 @@ _AGE = {
     "snapshots": '"acted_at"',
     "erased": '"acted_at"',
 }
-"""Of the same row stored twice, the first by these columns is kept."""
-
-_SESSIONS_VIEW = """
-CREATE VIEW sessions AS
-SELECT i.session_id, i.tenant,
-    count(DISTINCT i.interaction_id) AS num_interactions,
-    count(*) AS num_completions,
-    sum(len(i.completion_token_ids))::BIGINT AS num_tokens,
-    min(i.served_at) AS first_at,
-    max(i.served_at) AS last_at,
-    count(r.reward) AS num_labelled,
-    avg(r.reward) AS reward
-FROM interactions AS i
-LEFT JOIN rewards AS r ON r.interaction_id = i.interaction_id
-    AND r.choice_index = i.choice_index AND r.tenant = i.tenant
-WHERE i.arm <> 'shadow'
-GROUP BY i.session_id, i.tenant
-"""
+"""Of several copies of a row, the first in the order of these columns is kept."""
 
 
 def connect(
@@ -100,14 +84,15 @@ def connect(
     """An in-memory DuckDB with every view of `VIEWS`.
 
     Args:
-        store: A table that was not created yet reads as empty.
+        store: Where the tables lie; a table that does not exist yet reads as empty.
         rewards: How feedback becomes a reward.
-        versions: Table versions to pin, e.g. from `DeltaStore.versions`. A table that is not named
-            is pinned to its newest version now; all stay as they are while the connection lives.
-        as_of: The time at which maturity is judged; now when absent.
-        scope: Reads only the days it needs. `prompts` and `segments` then hold what is in scope and
-            are the same rows as without one; `interactions`, `feedback` and what counts them hold
-            at least what is in scope.
+        versions: Table versions to pin, e.g. from `DeltaStore.versions`. Other tables are pinned to
+            their newest version. All views stay the same while the connection is open.
+        as_of: The time at which rewards are mature; now when absent.
+        scope: Read only the days that this scope needs; everything when absent. `prompts` and
+            `segments` then have exactly the rows in scope, with the same contents as without a
+            scope. `interactions`, `feedback` and views that count their rows have at least the
+            rows in scope.
         limits: Memory and threads of a query; the defaults of `[store]` when absent.
 
     Raises:
@@ -134,13 +119,14 @@ def connect(
 def _limit(connection: duckdb.DuckDBPyConnection, limits: StoreConfig) -> None:
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute(f"SET memory_limit = '{limits.query_memory_mib}MiB'")
-    # Else what does not fit would be written into the current folder. Of its own, because SQL may
-    # read and write below it; DuckDB makes it when it is needed and takes it away again.
+    # By default a query that exceeds its memory would spill into the current folder. The folder is
+    # private to this connection, because SQL may read and write below it. DuckDB creates it when it
+    # is needed and removes it again.
     spill = Path(tempfile.gettempdir()) / f"onlinerl-query-{uuid.uuid4().hex}"
     connection.execute("SET temp_directory = ?", [str(spill)])
-    # Else it is drawn into the output of whoever reads for more than two seconds.
+    # The progress bar would be drawn into the output of every query longer than two seconds.
     connection.execute("SET enable_progress_bar = false")
-    # Of an Arrow scan DuckDB expects one row, and for few rows it compares all with all.
+    # DuckDB expects one row of an Arrow scan, and for few rows an ASOF join compares all pairs.
     connection.execute("SET asof_loop_join_threshold = 0")
     if limits.query_threads:
         connection.execute(f"SET threads = {limits.query_threads}")
@@ -154,31 +140,31 @@ def _ingested_from(
     *,
     rewards: RewardsConfig,
 ) -> dict[str, date]:
-    """Per table the first day that the scope needs."""
+    """The first day that the scope needs, by table; also creates the tables of the scope."""
     connection.register("stored_interactions", _stored(store, "interactions", versions, None))
     first = find_trees(connection, scope, rewards=rewards)
-    nothing = date.max - timedelta(days=1)
+    no_day = date.max - timedelta(days=1)
     return {
-        "interactions": first.interactions or nothing,
-        "feedback": first.feedback or nothing,
+        "interactions": first.interactions or no_day,
+        "feedback": first.feedback or no_day,
     }
 
 
 def _views(rewards: RewardsConfig, *, as_of: datetime, scoped: bool) -> list[str]:
-    """Every view over the tables, in an order in which each finds those it reads."""
+    """Every view over the tables; a view comes after the views that it reads."""
     return [
-        TURNS_VIEW,
+        turns_view(),
         signals_view(rewards),
         feedback_use_view(rewards),
         suspicions_view(rewards),
         reward_view(rewards, as_of=as_of),
-        _SESSIONS_VIEW,
-        MASK_MACROS,
+        read_sql("sessions"),
+        mask_macro(),
         lengths_view(scoped=scoped),
-        PROMPT_PIECES_VIEW,
+        prompt_pieces_view(),
         prompts_view(scoped=scoped),
         segments_view(scoped=scoped),
-        DEMONSTRATIONS_VIEW,
+        demonstrations_view(),
     ]
 
 
@@ -209,7 +195,7 @@ def _stored(
 
 
 def with_every_column(stored: Dataset, table: str) -> Dataset:
-    """Columns in the order of the row model; one that an older table lacks reads as null."""
+    """The table with columns in the order of the row model; missing columns read as null."""
     present = {field.name: field for field in stored.schema}
     declared = schema_of(TABLES[table])
     fields = [present.pop(field.name, field.with_nullable(True)) for field in declared]
@@ -224,8 +210,8 @@ CREATE VIEW {table} AS
 SELECT * FROM stored_{table}
 QUALIFY row_number() OVER (PARTITION BY {identity} ORDER BY {age}) = 1
 """
-    # Repeats are rare and these rows are many and wide: look for them in narrow columns, so that
-    # the rest is streamed and never sorted.
+    # These rows are many and wide, and repeats are rare. So repeats are found in narrow columns,
+    # and the rows themselves are streamed without sorting.
     return f"""
 CREATE VIEW {table} AS
 SELECT t.* FROM stored_{table} AS t

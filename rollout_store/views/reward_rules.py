@@ -1,4 +1,4 @@
-"""The declaration of rewards as an SQL table: one rule per metric and source."""
+"""The configuration of rewards as an SQL table: one rule per metric and source."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,21 +16,21 @@ _EMPTY = (0, 0, "", "", 0.0, 0.0, 0.0, 0.0, False, False, 0.0, 0.0)
 
 
 def rules_table(rewards: RewardsConfig) -> str:
-    """The common table expression `rules`; `rule_no` stands for metric and source from then on."""
+    """The common table expression `rules`; `rule_no` identifies a metric and a source."""
     rows = [_rule(rewards, *numbered) for numbered in _numbered(rewards)]
     return values_table(_COLUMNS, rows, empty=_EMPTY)
 
 
 def rules_by_aggregate(rewards: RewardsConfig) -> dict[Aggregate, list[int]]:
-    """Which rules aggregate how."""
-    found: dict[Aggregate, list[int]] = {}
+    """The numbers of the rules by their aggregate."""
+    rules: dict[Aggregate, list[int]] = {}
     for rule_no, _, metric, source in _numbered(rewards):
-        found.setdefault(metric.aggregate_of(source), []).append(rule_no)
-    return found
+        rules.setdefault(metric.aggregate_of(source), []).append(rule_no)
+    return rules
 
 
 def defaults_table(rewards: RewardsConfig) -> str:
-    """The common table expression `silent`: what counts where a metric has no feedback."""
+    """The common table expression `silent`: the default of each metric that has one, weighted."""
     rows = [
         (number, metric.weight * metric.default)
         for number, metric in enumerate(rewards.metrics)
@@ -40,25 +40,25 @@ def defaults_table(rewards: RewardsConfig) -> str:
 
 
 def in_time(rewards: RewardsConfig) -> str:
-    """Whether feedback `f` came within the attribution window of turn `t`, as SQL."""
+    """SQL: whether feedback `f` came within the attribution window of turn `t`."""
     if rewards.attribution_window_s is None:
         return "true"
     return f"f.given_at <= t.served_at + {interval(rewards.attribution_window_s)}"
 
 
 def window_number(rewards: RewardsConfig) -> str:
-    """Number of the window of `suspicion.window_s` in which `given_at` lies, as SQL."""
+    """SQL: the number of the window of `suspicion.window_s` that contains `given_at`."""
     return f"floor(epoch(given_at) / {literal(rewards.suspicion.window_s)})"
 
 
 def window_start(rewards: RewardsConfig, at: datetime) -> datetime:
-    """When the window that `window_number` counts began at that time."""
+    """The start of the window, as `window_number` counts them, that contains this time."""
     window_s = rewards.suspicion.window_s
     return datetime.fromtimestamp(at.timestamp() // window_s * window_s, UTC)
 
 
 def interval(seconds: float) -> str:
-    """A duration as SQL."""
+    """SQL: a duration."""
     return f"to_microseconds({int(seconds * 1e6)})"
 
 

@@ -1,8 +1,8 @@
-"""What part of the tables a connection is about, so that a window costs what it holds.
+"""Limits a connection to a part of the tables, so that a small window is cheap to read.
 
-A prompt may be built from interactions that are older than the window, and which turn continues a
-segment depends on its siblings. So a scope keeps whole trees: every ancestor of what it names, and
-every descendant of those. The search follows ids only and never reads a token.
+A prompt may contain interactions that are older than the window, and siblings decide which turn
+continues a segment. So a scope needs whole trees: every ancestor of its interactions, and every
+descendant of these ancestors. The search reads only ids and never a token.
 """
 
 from collections.abc import Collection
@@ -17,24 +17,24 @@ from onlinerl.rollout_store.tables.sql import literal
 from onlinerl.rollout_store.views.reward_rules import window_start
 
 _MARGIN = timedelta(days=1)
-"""A row is ingested after it was served, but by another machine's clock."""
+"""Rows are ingested after they are served, but the clocks of two machines may differ this much."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Which interactions; everything when nothing is given."""
+    """Which interactions to read. All conditions must hold; an absent one always holds."""
 
     since: datetime | None = None
-    """Served at or after."""
+    """Served at or after this time."""
     until: datetime | None = None
-    """Served before."""
+    """Served before this time."""
     policy: str | None = None
-    """Served by."""
+    """Served by this policy."""
     interaction_ids: Collection[str] | None = None
-    """These alone."""
+    """One of these interactions."""
 
     def condition(self) -> str:
-        """The scope as SQL over the columns of `interactions` and the table `scope_named`."""
+        """SQL over the columns of `interactions` and, for ids, the table `scope_named`."""
         conditions = ["true"]
         if self.since is not None:
             conditions.append(f"served_at >= {literal(self.since)}")
@@ -49,7 +49,7 @@ class Scope:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestedFrom:
-    """First days of the tables that a scope needs; None where it holds nothing at all."""
+    """The first day of each table that a scope needs; None if the scope is empty."""
 
     interactions: date | None
     feedback: date | None
@@ -58,9 +58,12 @@ class IngestedFrom:
 def find_trees(
     connection: duckdb.DuckDBPyConnection, scope: Scope, *, rewards: RewardsConfig
 ) -> IngestedFrom:
-    """Create the tables `scope_ids`, what the scope names, and `scope_trees`, what it needs.
+    """Create the tables `scope_ids`, with the scope, and `scope_trees`, with all it needs.
 
-    `connection` has `stored_interactions` registered whole.
+    Args:
+        connection: A connection with all of `interactions` registered as `stored_interactions`.
+        scope: Which interactions to read.
+        rewards: How feedback becomes a reward; a cap needs the feedback of whole windows.
     """
     if scope.interaction_ids is not None:
         ids = pa.array(sorted(scope.interaction_ids), pa.string())
@@ -71,7 +74,7 @@ def find_trees(
     if first_ingested is None:
         return IngestedFrom(interactions=None, feedback=None)
     served_from = min(scope.since or first_served, first_served).date() - _MARGIN
-    # Rewards look at the whole of a session from the first turn in scope on.
+    # Rewards need the whole session from the first turn in scope on.
     return IngestedFrom(
         interactions=min(first_ingested, served_from),
         feedback=_feedback_from(served_from, rewards),
@@ -79,7 +82,7 @@ def find_trees(
 
 
 def _feedback_from(served_from: date, rewards: RewardsConfig) -> date:
-    """The cap on a user counts whole windows, also one that began before anything in scope."""
+    """The first day of feedback: a cap on users needs the whole of the first window."""
     if rewards.user_cap is None:
         return served_from
     midnight = datetime.combine(served_from, time(), UTC)

@@ -1,7 +1,7 @@
-"""The rows of a window as Arrow batches, for those who read many tokens at once.
+"""Reads the rows of a window as Arrow batches, for reading many tokens at once.
 
-The same rows as `SELECT … FROM interactions` gives. Only ids and times pass through the query
-engine, to find events that were stored twice; tokens come straight from the files.
+The rows are those of `SELECT … FROM interactions`. Only ids and times pass through the query
+engine, to find events that were stored twice; tokens come directly from the files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from onlinerl.rollout_store.views.scope import Scope
 
 _KEY = ("tenant", "interaction_id", "choice_index")
 _PLACE = ("ingested_at", "partition", "offset")
-_TESTED = ("served_at", "policy", "interaction_id")
+_CONDITION_COLUMNS = ("served_at", "policy", "interaction_id")
 _Key = tuple[str, str, int]
 _Place = tuple[object, ...]
 _REPEATED = """
@@ -38,23 +38,23 @@ def read_window(
     versions: Mapping[str, int] | None = None,
     batch_rows: int = 10_000,
 ) -> Iterator[pa.RecordBatch]:
-    """Completions in scope, in no particular order.
+    """The completions in scope, in no particular order.
 
     Args:
         store: Where the tables lie.
-        scope: What to read; ancestors of it are not added.
-        columns: Of `interactions`; all of them when absent.
-        versions: Table versions to pin; the newest when `interactions` is not among them.
-        batch_rows: Most rows of a batch.
+        scope: Which interactions to read; their ancestors are not included.
+        columns: Columns of `interactions`; all columns when absent.
+        versions: Table versions to read; the newest version if `interactions` is not among them.
+        batch_rows: Maximum number of rows in a batch.
 
     Raises:
-        ConfigError: a column that the table does not have.
+        ConfigError: the table has no such column.
         ServiceUnavailable: the storage does not answer, or there is no such table.
     """
     wanted = list(schema_of(InteractionRow).names if columns is None else columns)
     if unknown := set(wanted) - set(schema_of(InteractionRow).names):
         raise ConfigError(f"interactions has no column {', '.join(sorted(unknown))}")
-    # A row is ingested after it was served, but by another machine's clock.
+    # Rows are ingested after they are served, but the clocks of two machines may differ.
     first = None if scope.since is None else scope.since.date() - timedelta(days=1)
     dataset = with_every_column(
         store.dataset(
@@ -69,7 +69,7 @@ def _batches(
     dataset: Dataset, scope: Scope, wanted: Sequence[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
     first_copies = _first_copies(dataset)
-    helpers = (*_TESTED, *(_KEY + _PLACE if first_copies else ()))
+    helpers = (*_CONDITION_COLUMNS, *(_KEY + _PLACE if first_copies else ()))
     read = list(dict.fromkeys([*wanted, *helpers]))
     ids = None if scope.interaction_ids is None else pa.array(scope.interaction_ids, pa.string())
     for batch in dataset.to_batches(columns=read, batch_size=batch_rows):
@@ -78,13 +78,13 @@ def _batches(
             mask = compute.and_(mask, _is_kept(batch, first_copies))
         num_kept = compute.sum(mask).as_py() or 0
         if num_kept:
-            # Filtering copies every token: not where all rows are wanted, which is the rule.
+            # Filtering copies every token, so a batch that is wanted as a whole is not filtered.
             kept = batch if num_kept == batch.num_rows else batch.filter(mask)
             yield kept.select(list(wanted))
 
 
 def _is_kept(batch: pa.RecordBatch, first_copies: dict[_Key, _Place]) -> pa.Array:
-    """Whether a row is the only copy of its event, or the first one."""
+    """Per row, whether it is the only copy of its event, or the first one."""
     keys = zip(*(batch[name].to_pylist() for name in _KEY), strict=True)
     places = zip(*(batch[name].to_pylist() for name in _PLACE), strict=True)
     pairs = zip(keys, places, strict=True)
@@ -105,7 +105,7 @@ def _in_scope(batch: pa.RecordBatch, scope: Scope, ids: pa.Array | None) -> pa.A
 
 
 def _first_copies(dataset: Dataset) -> dict[_Key, _Place]:
-    """Where the first copy lies of each event that is stored twice, which is rare."""
+    """The place of the first copy of each event that is stored twice, which is rare."""
     with duckdb.connect(":memory:") as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("stored", dataset)

@@ -7,7 +7,7 @@ from datetime import datetime
 from onlinerl.rollout_store.schema import (
     Arm,
     Consent,
-    Renderer,
+    RendererName,
     Sampling,
 )
 from onlinerl.serving.interaction.caller import Caller
@@ -50,7 +50,7 @@ class Exchange:
     arm: Arm = "champion"
     arm_probability: float | None = None
     """Probability with which this session was given `arm`."""
-    renderer: Renderer
+    renderer: RendererName
     served_at: datetime
     started: float
     """When the request arrived, of `time.monotonic`."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from onlinerl.rollout_store.schema import Renderer as RendererName
+from onlinerl.rollout_store.schema import RendererName
 from onlinerl.serving.interaction.request import Tool
 from onlinerl.serving.rendering.chat_template import ModelText
 from onlinerl.serving.rendering.protocol import Renderer

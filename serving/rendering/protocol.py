@@ -7,7 +7,7 @@ family; `loading` picks one.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from onlinerl.rollout_store.schema import Renderer as RendererName
+from onlinerl.rollout_store.schema import RendererName
 from onlinerl.serving.interaction.request import Conversation, Tool, ToolChoice
 from onlinerl.serving.parsing.output_parser import OutputParser
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from onlinerl.rollout_store.schema import Renderer as RendererName
+from onlinerl.rollout_store.schema import RendererName
 from onlinerl.rollout_store.token_bytes import TokenBytes
 from onlinerl.serving.interaction.request import Tool
 from onlinerl.serving.tokens.control_tokens import ControlTokens
@@ -66,7 +66,9 @@ class TokenCodec:
 
     def text_source(self) -> TextSource:
         """A decoder for one answer."""
-        return ByteStream(self._visible) if self._bytes.joined else TextStream(self.decode)
+        return (
+            ByteStream(self._visible) if self._bytes.is_concatenative else TextStream(self.decode)
+        )
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """Text and bytes of one token; in the text, bytes that are not UTF-8 are U+FFFD."""
@@ -77,7 +79,7 @@ class TokenCodec:
         """The bytes that a token adds to a text; none for control tokens."""
         visible = self._visible_bytes.get(token_id)
         if visible is None:
-            visible = b"" if token_id in self._special_ids else self._bytes.decoded(token_id)
+            visible = b"" if token_id in self._special_ids else self._bytes.in_text(token_id)
             self._visible_bytes[token_id] = visible
         return visible
 

@@ -12,7 +12,7 @@ def test_the_first_eight_digits_of_the_hash_decide() -> None:
     assert not is_heldout("a", fraction=0.0498)
 
 
-def test_nobody_and_everybody() -> None:
+def test_the_fractions_zero_and_one() -> None:
     assert not any(is_heldout(str(each), fraction=0.0) for each in range(100))
     assert all(is_heldout(str(each), fraction=1.0) for each in range(100))
 

@@ -14,7 +14,7 @@ def test_text_and_value_name_each_other(policy: str, number: int) -> None:
 
 
 @given(st.text())
-def test_what_is_read_is_written_the_same(text: str) -> None:
+def test_a_parsed_version_is_written_back_unchanged(text: str) -> None:
     try:
         version = PolicyVersion.parse(text)
     except ValueError:
@@ -40,7 +40,7 @@ def test_what_is_read_is_written_the_same(text: str) -> None:
         "a/" + "9" * 40,
     ],
 )
-def test_what_names_no_version_is_refused(text: str) -> None:
+def test_text_that_is_not_a_version_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a policy version"):
         PolicyVersion.parse(text)
     assert PolicyVersion.find(text, policy="a") is None

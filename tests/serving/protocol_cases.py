@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from onlinerl.rollout_store.schema import Renderer
+from onlinerl.rollout_store.schema import RendererName
 from onlinerl.serving.config import GatewayConfig
 from onlinerl.serving.interaction.caller import Caller
 from onlinerl.serving.interaction.exchange import Exchange, Lineage
@@ -55,7 +55,7 @@ def exchange(request: Request, **changes: Any) -> Exchange:
         "lineage": Lineage(session_id="session-1"),
         "policy": "assistant",
         "version": lambda: "assistant/1",
-        "renderer": Renderer(name="test", hash="00"),
+        "renderer": RendererName(name="test", hash="00"),
         "served_at": datetime(2026, 1, 2, tzinfo=UTC),
         "started": 0.0,
     }

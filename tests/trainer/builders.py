@@ -12,7 +12,7 @@ from onlinerl.rollout_store.schema import (
     FeedbackRow,
     InteractionRow,
     PromotionRow,
-    Renderer,
+    RendererName,
     Sampling,
     VersionSpan,
 )
@@ -133,7 +133,7 @@ def interaction(number: int = 0, **changes: object) -> InteractionRow:
         "prompt_token_ids": [1, 2, 3],
         "policy": "assistant",
         "sampling": Sampling(temperature=0.7),
-        "renderer": Renderer(name="chatml", hash="00"),
+        "renderer": RendererName(name="chatml", hash="00"),
         "tenant": "acme",
         "consent": "train",
         "served_at": START + timedelta(seconds=number),

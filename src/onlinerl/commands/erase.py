@@ -16,8 +16,8 @@ from onlinerl.commands.tables import open_store
 from onlinerl.commands.users import open_user_hasher, user_hashes
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
 from onlinerl.rollout_store.erasure.erase import Erasure, OutsideCopy
+from onlinerl.rollout_store.erasure.person_ids import IdsByTenant
 from onlinerl.rollout_store.erasure.report import ErasureReport
-from onlinerl.rollout_store.erasure.scope import Scope
 from onlinerl.rollout_store.erasure.state import StateFile
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.lease import StoreLease
@@ -68,12 +68,12 @@ def run_erase(
         state_file=_state_file(settings, user=user, tenant=tenant),
         actor=actor,
         copies=gateway_copies(settings),
-        trained_on=lambda scope: _trained_on(settings, scope),
+        trained_on=lambda ids: _trained_on(settings, ids),
     )
     if dry_run:
         with _progress() as count_file:
             plan = replace(erasure, on_file=count_file).plan(users)
-        _print_plan(plan.scope, format=format)
+        _print_plan(plan.ids, format=format)
         return 0
     report = _erase(erasure, users, ttl_s=settings.maintenance.lease_ttl_s)
     _mark_versions(settings, store)
@@ -137,7 +137,7 @@ class SpoolCopy(OutsideCopy):
     name: str = "spool"
 
     @override
-    def forget(self, scope: Scope) -> int:
+    def forget(self, ids: IdsByTenant) -> int:
         """Remove the events of the person, and all events in their sessions."""
         from onlinerl.serving.spool.forgetting import forget_user
 
@@ -145,7 +145,7 @@ class SpoolCopy(OutsideCopy):
             forget_user(
                 self.folder, part.user, tenant=tenant, names=part.sessions | part.interactions
             )
-            for tenant, part in scope.items()
+            for tenant, part in ids.items()
         )
 
 
@@ -157,13 +157,13 @@ class ResponsesCopy(OutsideCopy):
     name: str = "responses"
 
     @override
-    def forget(self, scope: Scope) -> int:
+    def forget(self, ids: IdsByTenant) -> int:
         """Remove the responses to the person, and all responses in their sessions."""
         from onlinerl.serving.protocols.responses.sqlite_store import forget_user
 
         return sum(
             forget_user(self.path, tenant=tenant, user=part.user, sessions=part.sessions)
-            for tenant, part in scope.items()
+            for tenant, part in ids.items()
         )
 
 
@@ -187,15 +187,15 @@ def _wait_for_lease(stack: ExitStack, store: DeltaStore, *, ttl_s: float) -> Sto
             time.sleep(LEASE_POLL_S)
 
 
-def _trained_on(settings: Settings, scope: Scope) -> dict[int, int] | None:
+def _trained_on(settings: Settings, ids: IdsByTenant) -> dict[int, int] | None:
     """Number of rows of the person that each version learned from; None without a registry."""
 
-    def is_in_scope(row: lineage.RowId) -> bool:
+    def is_of_person(row: lineage.RowId) -> bool:
         tenant, interaction = row
-        return tenant in scope and interaction in scope[tenant].interactions
+        return tenant in ids and interaction in ids[tenant].interactions
 
     try:
-        return lineage.count_in_versions(lineage.open_trained_rows(settings), is_in_scope)
+        return lineage.count_in_versions(lineage.open_trained_rows(settings), is_of_person)
     except ServiceUnavailable as error:
         logger.warning(
             "the report cannot name the versions that learned from the person: %s", error
@@ -240,16 +240,16 @@ def _progress() -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _print_plan(scope: Scope, *, format: str) -> None:
-    scopes = [
+def _print_plan(ids: IdsByTenant, *, format: str) -> None:
+    tenants = [
         {
             "tenant": tenant,
             "sessions": len(part.sessions),
             "interactions": len(part.interactions),
         }
-        for tenant, part in sorted(scope.items())
+        for tenant, part in sorted(ids.items())
     ]
-    _print({"would_erase": scopes}, format=format)
+    _print({"would_erase": tenants}, format=format)
 
 
 def _print(content: Mapping[str, object], *, format: str) -> None:

@@ -4,7 +4,7 @@ import os
 
 from onlinerl.commands.keys import known_keys
 from onlinerl.errors import ConfigError
-from onlinerl.rollout_store.erasure.scope import known_tenants
+from onlinerl.rollout_store.erasure.person_ids import known_tenants
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.user_hash import UserHasher
 from onlinerl.secret_names import USER_HASH_KEY

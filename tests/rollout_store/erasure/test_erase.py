@@ -1,4 +1,4 @@
-"""A person is forgotten, and nothing else is."""
+"""An erasure removes everything of a person, and nothing else."""
 
 import contextlib
 import json
@@ -19,8 +19,8 @@ from onlinerl.rollout_store.erasure import erase as erasure_module
 from onlinerl.rollout_store.erasure import resurrection as resurrection_module
 from onlinerl.rollout_store.erasure.erase import STEPS, Erasure
 from onlinerl.rollout_store.erasure.erased import ErasedSet
+from onlinerl.rollout_store.erasure.person_ids import IdsByTenant
 from onlinerl.rollout_store.erasure.resurrection import remove_resurrected
-from onlinerl.rollout_store.erasure.scope import Scope
 from onlinerl.rollout_store.erasure.state import StateFile
 from onlinerl.rollout_store.snapshots.named import create_snapshot, find, hold, readable
 from onlinerl.rollout_store.tables.audit import record_act
@@ -45,7 +45,7 @@ def now() -> datetime:
 
 @pytest.fixture
 def people(tmp_path: Path) -> People:
-    """Ada and Bob, a session that both are in, and one of Bob's that goes on from Ada's."""
+    """Ada and Bob, a session of both, and a session of Bob that extends one of Ada's."""
     people = People(tmp_path)
     ada = people.says("ada-1", user="ada", session="s-ada")
     people.says("mate-1", user=None, session="s-ada")
@@ -78,15 +78,15 @@ def erasure(people: People, **changes: object) -> Erasure:
     return Erasure(**(values | changes))  # type: ignore[arg-type]
 
 
-def mentions(people: People, *needles: str) -> list[str]:
-    """Files that hold a needle anywhere, looked for without any of the code under test."""
+def mentions(people: People, *texts: str) -> list[str]:
+    """Files that contain one of the texts, searched without the code under test."""
     found = []
     for path in Path(people.store.root).rglob("*"):
         if path.is_file():
             content = path.read_bytes().decode("latin-1")
             if path.suffix == ".parquet":
                 content += str(parquet.read_table(path, partitioning=None).to_pylist())
-            found += [str(path) for needle in needles if needle in content]
+            found += [str(path) for text in texts if text in content]
     return found
 
 
@@ -102,7 +102,7 @@ def check_that_only_ada_is_gone(people: People) -> None:
     assert people.column("dead_letters", "payload") == [b'{"of": "nobody"}']
 
 
-def test_all_of_a_person_goes_and_nothing_of_others(people: People) -> None:
+def test_an_erasure_removes_everything_of_a_person_and_nothing_of_others(people: People) -> None:
     report = erasure(people).run(ADA)
 
     check_that_only_ada_is_gone(people)
@@ -112,11 +112,11 @@ def test_all_of_a_person_goes_and_nothing_of_others(people: People) -> None:
     assert report.files_scanned > 20
 
 
-def test_the_test_itself_would_see_a_trace(people: People) -> None:
+def test_the_trace_search_of_these_tests_finds_traces(people: People) -> None:
     assert len(traces_of_ada(people)) >= 8
 
 
-def test_files_that_no_version_refers_to_any_more_are_looked_through_too(people: People) -> None:
+def test_unreferenced_files_are_searched_too(people: People) -> None:
     people.store.delta("interactions").optimize.compact()
     people.store.delta("interactions").delete("tenant = 'acme'")
     left = Path(people.store.root) / "interactions/ingest_date=2026-01-02/part-left.parquet"
@@ -131,7 +131,7 @@ def test_files_that_no_version_refers_to_any_more_are_looked_through_too(people:
     assert people.column("feedback", "feedback_id") == ["about-bob"]
 
 
-def test_a_second_time_there_is_nothing_left_to_erase(people: People) -> None:
+def test_a_second_erasure_finds_nothing(people: People) -> None:
     erasure(people).run(ADA)
     again = erasure(people).run(ADA)
 
@@ -142,7 +142,7 @@ def test_a_second_time_there_is_nothing_left_to_erase(people: People) -> None:
 
 @pytest.mark.parametrize("first", STEPS)
 @pytest.mark.parametrize("second", [None, "deleted"])
-def test_killed_anywhere_and_repeated_it_completes(
+def test_an_erasure_killed_at_any_step_completes_when_repeated(
     people: People, first: str, second: str | None
 ) -> None:
     with pytest.raises(Killed):
@@ -165,8 +165,8 @@ def killed_at(step: str) -> Callable[[str], None]:
     return fault
 
 
-def test_one_killed_between_tables_still_finds_what_belonged_together(people: People) -> None:
-    """The interactions went, the feedback about them did not: the state file knows."""
+def test_an_erasure_killed_between_tables_still_finds_all_rows(people: People) -> None:
+    """The interactions are deleted and the feedback on them is not: the state file has the ids."""
     erasure(people, fault=lambda step: None).state_file.save(erasure(people).plan(ADA))
     people.store.delta("interactions").delete("true")
     for path in (Path(people.store.root) / "interactions").glob("*/*.parquet"):
@@ -177,7 +177,7 @@ def test_one_killed_between_tables_still_finds_what_belonged_together(people: Pe
     assert people.column("feedback", "feedback_id") == ["about-bob"]
 
 
-def test_killed_for_real_it_completes(people: People) -> None:
+def test_an_erasure_whose_process_was_killed_completes_when_repeated(people: People) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -206,7 +206,7 @@ def test_killed_for_real_it_completes(people: People) -> None:
     assert not list(folder.iterdir())
 
 
-def test_snapshots_that_hold_rows_are_marked_and_others_stay(tmp_path: Path) -> None:
+def test_only_snapshots_with_erased_rows_are_marked(tmp_path: Path) -> None:
     people = People(tmp_path)
     bob = people.says("bob-1", user="bob", session="s-bob")
     create_snapshot(people.store, "before", actor="me", reason="", at=now())
@@ -230,10 +230,10 @@ def test_snapshots_that_hold_rows_are_marked_and_others_stay(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("step", ["marked", "deleted"])
-def test_a_snapshot_made_while_rows_go_is_marked_and_ends_no_pass_of_upkeep(
+def test_a_snapshot_created_during_an_erasure_is_marked_and_stops_no_upkeep(
     people: People, step: str
 ) -> None:
-    """Made before the deletion, or with versions that were looked up before it."""
+    """Created before the deletion, or with versions that were read before it."""
     before = people.store.versions()
 
     def meanwhile(at: str) -> None:
@@ -283,7 +283,7 @@ def test_the_log_of_our_tables_never_holds_an_id(people: People) -> None:
     assert [path for path in found if "_delta_log" in path] == []
 
 
-def test_nothing_that_is_kept_of_it_names_the_person(people: People) -> None:
+def test_report_audit_and_digests_do_not_name_the_person(people: People) -> None:
     report = erasure(people).run(ADA)
 
     told = report.model_dump_json() + str(people.store.dataset("audit").to_table().to_pylist())
@@ -299,8 +299,8 @@ def test_a_plan_changes_nothing(people: People) -> None:
 
     plan = erasure(people).plan(ADA)
 
-    assert len(plan.scope["acme"].interactions) == 4
-    assert plan.scope["acme"].sessions == {"s-ada"}
+    assert len(plan.ids["acme"].interactions) == 4
+    assert plan.ids["acme"].sessions == {"s-ada"}
     assert people.store.versions() == before
     assert not (Path(people.store.root).parent / "erasures").exists()
 
@@ -315,7 +315,7 @@ def test_another_tenant_with_the_same_names_is_not_touched(tmp_path: Path) -> No
     assert people.column("interactions", "interaction_id") == [other]
 
 
-def test_a_file_that_a_writer_is_about_to_commit_is_waited_for(people: People) -> None:
+def test_an_erasure_waits_for_files_that_may_still_be_committed(people: People) -> None:
     underway = Path(people.store.root) / "interactions/ingest_date=2026-01-02/part-x.parquet"
     rows = to_table(interaction_rows(interaction(some_id("x"), user=ADA["acme"]))).drop(
         ["ingest_date"]
@@ -348,15 +348,15 @@ def test_traces_that_cannot_be_removed_fail_the_erasure(
 
 
 class MemoryCopy:
-    """An OutsideCopy that remembers what it was asked."""
+    """An OutsideCopy that records its calls."""
 
     name = "spool"
 
     def __init__(self) -> None:
-        self.asked: list[Scope] = []
+        self.asked: list[IdsByTenant] = []
 
-    def forget(self, scope: Scope) -> int:
-        self.asked.append(scope)
+    def forget(self, ids: IdsByTenant) -> int:
+        self.asked.append(ids)
         return 3
 
 
@@ -364,7 +364,7 @@ def test_copies_outside_the_tables_are_forgotten_and_versions_are_named(people: 
     copy = MemoryCopy()
 
     report = erasure(
-        people, copies=[copy], trained_on=lambda scope: {7: len(scope["acme"].interactions)}
+        people, copies=[copy], trained_on=lambda ids: {7: len(ids["acme"].interactions)}
     ).run(ADA)
 
     assert copy.asked[0]["acme"].user == ADA["acme"]
@@ -372,7 +372,7 @@ def test_copies_outside_the_tables_are_forgotten_and_versions_are_named(people: 
     assert report.versions_trained == {"7": 4}
 
 
-def test_what_the_broker_brings_again_is_not_stored(people: People) -> None:
+def test_events_replayed_by_the_broker_are_not_stored(people: People) -> None:
     erasure(people).run(ADA)
     erased = ErasedSet(people.store)
     erased.refresh()
@@ -416,7 +416,7 @@ def test_dead_letters_of_the_person_are_not_stored_again(people: People) -> None
     assert sorted(kept) == [b"[" * 100_000, b'{"of": "nobody"}']
 
 
-def test_a_person_who_comes_back_is_served_and_logged_as_anyone(people: People) -> None:
+def test_later_events_of_an_erased_person_are_stored(people: People) -> None:
     erasure(people).run(ADA)
     erased = ErasedSet(people.store)
     erased.refresh()
@@ -432,7 +432,7 @@ def test_a_person_who_comes_back_is_served_and_logged_as_anyone(people: People) 
 
 
 def test_feedback_on_a_row_that_was_never_stored_is_not_stored_either(people: People) -> None:
-    """Ingest says which rows it left out, to itself after a restart, to upkeep and to `erase`."""
+    """Ingest records which rows it left out, for its next start, for upkeep and for `erase`."""
     erasure(people).run(ADA)
     first, second = ErasedSet(people.store), ErasedSet(people.store)
     first.refresh()
@@ -458,7 +458,7 @@ def test_feedback_on_a_row_that_was_never_stored_is_not_stored_either(people: Pe
     assert people.column("feedback", "feedback_id") == ["about-bob"]
 
 
-def test_the_set_notices_an_erasure_only_when_it_is_refreshed(people: People) -> None:
+def test_the_erased_set_sees_new_erasures_after_a_refresh(people: People) -> None:
     erased = ErasedSet(people.store)
     erased.refresh()
     erasure(people).run(ADA)
@@ -469,7 +469,7 @@ def test_the_set_notices_an_erasure_only_when_it_is_refreshed(people: People) ->
     assert erased.without("interactions", rows).num_rows == 0
 
 
-def test_a_row_that_came_back_after_all_is_deleted_by_upkeep(people: People) -> None:
+def test_upkeep_deletes_resurrected_rows(people: People) -> None:
     erasure(people).run(ADA)
     people.says("ada-1", user="ada", session="s-ada", at=NOON)
     people.says("ada-new", user="ada", session="s-new", at=now() + timedelta(hours=1))
@@ -488,7 +488,7 @@ def test_a_row_that_came_back_after_all_is_deleted_by_upkeep(people: People) -> 
     assert "erase.resurrected" in people.column("audit", "action")
 
 
-def test_snapshots_that_hold_rows_that_came_back_are_marked(people: People) -> None:
+def test_snapshots_with_resurrected_rows_are_marked(people: People) -> None:
     erasure(people).run(ADA)
     create_snapshot(people.store, "before", actor="me", reason="", at=now())
     people.stored_at = now()
@@ -507,7 +507,7 @@ def test_snapshots_that_hold_rows_that_came_back_are_marked(people: People) -> N
     assert readable(people.store, "before", at=now())
 
 
-def test_a_snapshot_made_while_rows_that_came_back_go_is_marked(
+def test_a_snapshot_created_while_resurrected_rows_are_deleted_is_marked(
     people: People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     erasure(people).run(ADA)
@@ -525,7 +525,7 @@ def test_a_snapshot_made_while_rows_that_came_back_go_is_marked(
         readable(people.store, "with", at=now())
 
 
-def test_a_dead_letter_that_came_back_after_all_is_deleted_by_upkeep(people: People) -> None:
+def test_upkeep_deletes_resurrected_dead_letters(people: People) -> None:
     erasure(people).run(ADA)
     people.stored_at = now()
     create_snapshot(people.store, "before", actor="me", reason="", at=now())
@@ -545,7 +545,7 @@ def test_a_dead_letter_that_came_back_after_all_is_deleted_by_upkeep(people: Peo
     assert readable(people.store, "before", at=now())
 
 
-def test_an_act_that_names_the_person_stays_without_the_name(people: People) -> None:
+def test_an_audit_row_that_names_the_person_is_redacted(people: People) -> None:
     ada = some_id("ada-1")
     record_act(
         people.store, actor="me", action="look", subject=f"row {ada}", detail={"of": ada}, at=now()
@@ -571,9 +571,7 @@ def data_folder(people: People) -> Path:
 
 
 @pytest.mark.parametrize("name", ["part-x.parquet#1", "../_delta_log/_commit_x.json.tmp"])
-def test_what_a_killed_writer_left_unfinished_goes_for_nobody_can_read_it(
-    people: People, name: str
-) -> None:
+def test_unfinished_files_of_dead_writers_are_removed(people: People, name: str) -> None:
     left = data_folder(people) / name
     left.write_bytes(b"PAR1 and half a row")
 
@@ -581,7 +579,7 @@ def test_what_a_killed_writer_left_unfinished_goes_for_nobody_can_read_it(
     assert not left.exists()
 
 
-def test_what_a_writer_begins_after_it_was_told_is_let_alone(people: People) -> None:
+def test_unfinished_files_written_after_the_exclusion_stay(people: People) -> None:
     begun = data_folder(people) / "part-x.parquet#1"
 
     def begin(step: str) -> None:
@@ -595,7 +593,7 @@ def test_what_a_writer_begins_after_it_was_told_is_let_alone(people: People) -> 
 
 
 @pytest.mark.parametrize("keep", [0, 100])
-def test_a_damaged_file_that_no_version_needs_goes(people: People, keep: int) -> None:
+def test_an_unreferenced_damaged_file_is_removed(people: People, keep: int) -> None:
     some = next(data_folder(people).glob("*.parquet")).read_bytes()
     damaged = data_folder(people) / "part-damaged.parquet"
     damaged.write_bytes(some[:keep])
@@ -604,7 +602,7 @@ def test_a_damaged_file_that_no_version_needs_goes(people: People, keep: int) ->
     assert not damaged.exists()
 
 
-def test_a_damaged_file_that_is_needed_fails_the_erasure_and_is_named(people: People) -> None:
+def test_a_referenced_damaged_file_fails_the_erasure_and_is_named(people: People) -> None:
     some = next(data_folder(people).glob("*.parquet"))
     some.write_bytes(some.read_bytes()[:-50])
 
@@ -613,7 +611,7 @@ def test_a_damaged_file_that_is_needed_fails_the_erasure_and_is_named(people: Pe
     assert some.exists()
 
 
-def test_clocks_that_went_back_make_it_wait_no_longer(people: People) -> None:
+def test_a_clock_that_went_back_does_not_prolong_the_wait(people: People) -> None:
     """A file from an hour ahead is waited for once, as long as one that was just written."""
     left = data_folder(people) / "part-x.parquet"
     rows = to_table(interaction_rows(interaction(some_id("x"), user=ADA["acme"])))
@@ -627,7 +625,7 @@ def test_clocks_that_went_back_make_it_wait_no_longer(people: People) -> None:
     assert not left.exists()
 
 
-def test_a_tenant_that_came_after_the_first_attempt_is_looked_through_too(people: People) -> None:
+def test_a_tenant_added_after_the_first_attempt_is_searched_too(people: People) -> None:
     with pytest.raises(Killed):
         erasure(people, fault=killed_at("files_removed")).run(ADA)
     other = people.says("ada-2", user="ada", session="s", tenant="globex")
@@ -638,7 +636,7 @@ def test_a_tenant_that_came_after_the_first_attempt_is_looked_through_too(people
     check_that_only_ada_is_gone(people)
 
 
-def test_what_goes_on_from_an_erased_row_is_not_stored_when_it_comes_late(people: People) -> None:
+def test_late_rows_that_extend_an_erased_row_are_not_stored(people: People) -> None:
     erasure(people).run(ADA)
     erased = ErasedSet(people.store)
     erased.refresh()
@@ -653,3 +651,19 @@ def test_what_goes_on_from_an_erased_row_is_not_stored_when_it_comes_late(people
     people.stored_at = now()
     people.says("b1", user="bob", session="s-b", parent_id=some_id("ada-1"))
     assert remove_resurrected(people.store, actor="maintain", at=now()) == 1
+
+
+def test_rows_that_extend_an_erased_row_are_excluded_in_any_order(people: People) -> None:
+    """Parent and child may come from two partitions, and the child first."""
+    erasure(people).run(ADA)
+    erased = ErasedSet(people.store)
+    erased.refresh()
+    late = [
+        interaction(some_id("b2"), session_id="s-c", parent_id=some_id("b1"), served_at=NOON),
+        interaction(some_id("b1"), session_id="s-b", parent_id=some_id("ada-1"), served_at=NOON),
+    ]
+    rows = to_table([row for event in late for row in interaction_rows(event)])
+    signals = to_table([feedback_row(feedback("f1", interaction_id=some_id("b2")))])
+
+    assert erased.without("interactions", rows).num_rows == 0
+    assert erased.without("feedback", signals).num_rows == 0

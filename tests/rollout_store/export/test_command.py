@@ -3,8 +3,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pyarrow import parquet
@@ -12,16 +11,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from onlinerl.cli import main
 from onlinerl.errors import ConfigError, ServiceUnavailable
-from onlinerl.rollout_store.config import MetricConfig, PolicyConfig, RewardsConfig, StoreConfig
+from onlinerl.rollout_store.config import MetricConfig, RewardsConfig
 from onlinerl.rollout_store.export import command as export_module
-from onlinerl.rollout_store.export.command import Exported, ExportRequest, run_export
+from onlinerl.rollout_store.export.command import Exported, ExportRequest
 from onlinerl.rollout_store.export.rows import Format
 from onlinerl.rollout_store.export.text import messages_of, text_of
 from onlinerl.rollout_store.schema import InteractionEvent, TokenSpan
 from onlinerl.rollout_store.snapshots.named import create_snapshot
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
-from onlinerl.settings import Settings
 from tests.events import NOON, after, completion, feedback, interaction
 from tests.rollout_store.views_of import Event, stored
 
@@ -93,7 +91,7 @@ def only(row: Mapping[str, Any], *columns: str) -> dict[str, Any]:
     return {name: row[name] for name in columns}
 
 
-def test_chat_rows_are_the_messages_the_tokens_spell(tmp_path: Path, request_of: Any) -> None:
+def test_chat_rows_are_the_messages_in_the_tokens(tmp_path: Path, request_of: Any) -> None:
     follow_up = asked(
         "i2",
         "Bye",
@@ -113,7 +111,7 @@ def test_chat_rows_are_the_messages_the_tokens_spell(tmp_path: Path, request_of:
     assert (first["consent"], first["origin"], first["interaction_id"]) == ("train", "served", "i1")
 
 
-def test_what_is_not_chatml_is_left_out_of_chat_and_counted(
+def test_prompts_without_chatml_are_left_out_of_chat_and_counted(
     tmp_path: Path, request_of: Any
 ) -> None:
     plain = asked("i1", "Hello", prompt_token_ids=ids("Say hello: "))
@@ -260,7 +258,9 @@ def test_a_turn_after_one_without_consent_is_not_exported(tmp_path: Path, reques
     assert exported(tmp_path, request_of("trl-sft"), private, child) == []
 
 
-def test_untrainable_rows_and_what_a_shadow_answered_stay(tmp_path: Path, request_of: Any) -> None:
+def test_untrainable_rows_and_shadow_answers_are_not_exported(
+    tmp_path: Path, request_of: Any
+) -> None:
     events = [asked("i1", "a", trainable=False), asked("i2", "b", arm="shadow")]
 
     assert exported(tmp_path, request_of("trl-sft"), *events) == []
@@ -350,7 +350,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path, request_of: An
 
 @pytest.mark.parametrize("layout", ["jsonl", "dataset"])
 @pytest.mark.parametrize("refused", ["export", "export.done"])
-def test_without_its_act_in_the_audit_table_there_is_no_copy(
+def test_an_export_without_its_audit_row_leaves_no_copy(
     tmp_path: Path, request_of: Any, monkeypatch: pytest.MonkeyPatch, layout: str, refused: str
 ) -> None:
     request = request_of("trl-sft", layout=layout)
@@ -383,7 +383,7 @@ def test_a_failed_export_leaves_nothing(
         assert not request.out.exists()
 
 
-def test_a_failed_export_takes_away_only_what_it_made(
+def test_a_failed_export_removes_only_its_own_files(
     tmp_path: Path, request_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = request_of("trl-sft"), request_of("trl-sft", out=tmp_path / "second")
@@ -413,12 +413,12 @@ def test_text_needs_a_tokenizer(tmp_path: Path, request_of: Any, tokenizer: str)
         )
 
 
-def test_tables_that_are_not_there_are_said(tmp_path: Path, request_of: Any) -> None:
+def test_an_export_without_tables_is_refused(tmp_path: Path, request_of: Any) -> None:
     with pytest.raises(ConfigError, match="there are no tables"):
         export(DeltaStore(str(tmp_path / "none")), request_of("tokens"), rewards=REWARDS)
 
 
-def test_the_command_says_what_it_did_and_the_audit_table_remembers(
+def test_the_command_prints_its_result_and_writes_audit_rows(
     tmp_path: Path, request_of: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     events: list[Event] = [
@@ -428,15 +428,15 @@ def test_the_command_says_what_it_did_and_the_audit_table_remembers(
         feedback("f2", value=0.25),
     ]
     store = stored(tmp_path, events)
-    parts = SimpleNamespace(
-        store_root=store.root,
-        store=StoreConfig(),
-        rewards=REWARDS.model_copy(update={"clip": (0.0, 1.0)}),
-        policy=PolicyConfig(base_model=str(tmp_path)),
+    request = request_of("trl-kto")
+    config = tmp_path / "onlinerl.toml"
+    config.write_text(
+        f"[policy]\nbase_model = '{tmp_path}'\n[store]\nroot = '{store.root}'\n"
+        "[rewards]\nclip = [0.0, 1.0]\nmetrics = [{ name = 'accepted' }]\n"
     )
-    request = request_of("trl-kto", tokenizer="")
+    choices = ["--format", "trl-kto", "--out", str(request.out), "--actor", "me"]
 
-    assert run_export(cast(Settings, parts), request, actor="me") == 0
+    assert main(["export", "--config", str(config), *choices]) == 0
     assert f"1 rows in {request.out}" in capsys.readouterr().out
     # the boundary is the middle of the clip, 0.5: the last feedback on i1 is below it
     assert [row["label"] for row in lines(request)] == [False]

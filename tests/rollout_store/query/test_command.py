@@ -1,9 +1,8 @@
 import csv
 import json
 import re
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pyarrow as pa
 import pytest
@@ -11,30 +10,27 @@ from pyarrow import parquet
 
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
-from onlinerl.rollout_store.query.command import Format, run_query
-from onlinerl.settings import Settings
+from onlinerl.rollout_store.query import command
+from onlinerl.rollout_store.query.command import Format
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from tests.events import feedback, interaction
 from tests.rollout_store.views_of import stored
 
 SQL = "SELECT interaction_id, completion_token_ids, served_at FROM interactions"
 
 
-def settings_of(root: str) -> Settings:
-    """Only the settings that a query reads."""
-    parts = SimpleNamespace(store_root=root, store=StoreConfig(), rewards=RewardsConfig())
-    return cast(Settings, parts)
+run_query = partial(command.run_query, rewards=RewardsConfig(), limits=StoreConfig())
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    store = stored(tmp_path, [interaction("i[1]"), feedback(interaction_id="i[1]")])
-    return settings_of(store.root)
+def store(tmp_path: Path) -> DeltaStore:
+    return stored(tmp_path, [interaction("i[1]"), feedback(interaction_id="i[1]")])
 
 
 def test_a_table_shows_names_and_values(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+    store: DeltaStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_query(settings, SQL) == 0
+    assert run_query(store, SQL) == 0
 
     shown = capsys.readouterr().out
     assert "interaction_id" in shown
@@ -42,11 +38,11 @@ def test_a_table_shows_names_and_values(
     assert "[7, 8]" in shown
 
 
-def test_a_table_that_no_terminal_shows_has_one_line_per_row(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+def test_a_table_outside_a_terminal_has_one_line_per_row(
+    store: DeltaStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = ", ".join(f"repeat('{n}', 60) AS column{n}" for n in range(9))
-    run_query(settings, f"SELECT {columns}")
+    run_query(store, f"SELECT {columns}")
 
     shown = capsys.readouterr().out
     assert all(str(n) * 60 in shown for n in range(9))
@@ -54,31 +50,29 @@ def test_a_table_that_no_terminal_shows_has_one_line_per_row(
 
 
 def test_a_table_rounds_floats_and_json_does_not(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+    store: DeltaStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sql = "SELECT (2 / 3)::DOUBLE AS a, [1234567.89::DOUBLE] AS b, 12345678 AS c"
-    run_query(settings, sql)
+    run_query(store, sql)
     shown = capsys.readouterr().out
     assert "0.666667 " in shown
     assert "[1234570.0]" in shown
     assert "12345678" in shown
 
-    run_query(settings, sql, "json")
+    run_query(store, sql, "json")
     assert json.loads(capsys.readouterr().out)[0]["a"] == 2 / 3
 
 
-def test_a_table_shows_text_as_it_is(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_query(settings, """SELECT 'ticket:key:12 [bold]x[/]' AS ":key: [red]" """)
+def test_a_table_shows_text_as_it_is(store: DeltaStore, capsys: pytest.CaptureFixture[str]) -> None:
+    run_query(store, """SELECT 'ticket:key:12 [bold]x[/]' AS ":key: [red]" """)
 
     shown = capsys.readouterr().out
     assert "ticket:key:12 [bold]x[/]" in shown
     assert ":key: [red]" in shown
 
 
-def test_json_has_numbers_for_decimals_and_null_for_what_is_no_number(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+def test_json_has_numbers_for_decimals_and_null_for_nan(
+    store: DeltaStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = {
         "total": "(SELECT sum(len(completion_token_ids)) FROM interactions)",
@@ -90,7 +84,7 @@ def test_json_has_numbers_for_decimals_and_null_for_what_is_no_number(
         "span": "[INTERVAL 1 DAY]",
     }
     sql = "SELECT " + ", ".join(f"{value} AS {name}" for name, value in columns.items())
-    run_query(settings, sql, "json")
+    run_query(store, sql, "json")
 
     (row,) = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert row == {
@@ -102,7 +96,7 @@ def test_json_has_numbers_for_decimals_and_null_for_what_is_no_number(
         "pairs": [["a", 3]],
         "span": ["1 day"],
     }
-    run_query(settings, sql, "csv")
+    run_query(store, sql, "csv")
     assert '"[null, null, 1.0]"' in capsys.readouterr().out
 
 
@@ -117,11 +111,11 @@ INTERVALS = (
 
 @pytest.mark.parametrize("format", ["table", "json", "csv", "parquet"])
 def test_an_interval_is_text_as_duckdb_writes_it(
-    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes], format: Format
+    store: DeltaStore, capsysbinary: pytest.CaptureFixture[bytes], format: Format
 ) -> None:
     spans = [f"{span} AS s{n}" for n, span in enumerate(INTERVALS)]
     texts = [f"({span})::VARCHAR AS t{n}" for n, span in enumerate(INTERVALS)]
-    run_query(settings, f"SELECT {', '.join([*spans, *texts])} FROM interactions", format)
+    run_query(store, f"SELECT {', '.join([*spans, *texts])} FROM interactions", format)
 
     out = capsysbinary.readouterr().out
     if format == "table":
@@ -137,10 +131,10 @@ def test_an_interval_is_text_as_duckdb_writes_it(
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet"])
-def test_what_is_inside_of_others_and_a_file_cannot_hold_is_json_text(
-    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes], format: Format
+def test_nested_values_that_a_format_cannot_hold_are_json_text(
+    store: DeltaStore, capsysbinary: pytest.CaptureFixture[bytes], format: Format
 ) -> None:
-    run_query(settings, "SELECT {'a': [INTERVAL 1 DAY]} AS a, union_value(k := 1) AS b", format)
+    run_query(store, "SELECT {'a': [INTERVAL 1 DAY]} AS a, union_value(k := 1) AS b", format)
 
     out = capsysbinary.readouterr().out
     if format == "csv":
@@ -150,10 +144,10 @@ def test_what_is_inside_of_others_and_a_file_cannot_hold_is_json_text(
     assert row == ['{"a": ["1 day"]}', "1"]
 
 
-def test_json_keeps_lists_and_says_times_in_utc(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+def test_json_has_lists_and_times_in_utc(
+    store: DeltaStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_query(settings, SQL, "json")
+    run_query(store, SQL, "json")
 
     assert json.loads(capsys.readouterr().out) == [
         {
@@ -165,9 +159,9 @@ def test_json_keeps_lists_and_says_times_in_utc(
 
 
 def test_csv_has_a_header_and_lists_as_json(
-    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes]
+    store: DeltaStore, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    run_query(settings, SQL, "csv")
+    run_query(store, SQL, "csv")
 
     header, row = capsysbinary.readouterr().out.decode().splitlines()
     assert header == '"interaction_id","completion_token_ids","served_at"'
@@ -175,19 +169,19 @@ def test_csv_has_a_header_and_lists_as_json(
 
 
 def test_parquet_can_be_read_back(
-    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes]
+    store: DeltaStore, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    run_query(settings, SQL, "parquet")
+    run_query(store, SQL, "parquet")
 
     table = parquet.read_table(pa.BufferReader(capsysbinary.readouterr().out))
     assert table["completion_token_ids"].to_pylist() == [[7, 8]]
 
 
 @pytest.mark.parametrize("format", ["table", "json", "csv", "parquet"])
-def test_columns_of_one_name_are_all_shown_each_under_a_name_of_its_own(
-    settings: Settings, capsysbinary: pytest.CaptureFixture[bytes], format: Format
+def test_columns_of_the_same_name_are_numbered(
+    store: DeltaStore, capsysbinary: pytest.CaptureFixture[bytes], format: Format
 ) -> None:
-    run_query(settings, "SELECT 1 AS a, 2 AS b, 3 AS a, 4 AS a_1, 5 AS a", format)
+    run_query(store, "SELECT 1 AS a, 2 AS b, 3 AS a, 4 AS a_1, 5 AS a", format)
 
     out = capsysbinary.readouterr().out
     if format == "table":
@@ -218,18 +212,18 @@ def test_columns_of_one_name_are_all_shown_each_under_a_name_of_its_own(
         "",
     ],
 )
-def test_what_is_not_a_query_on_the_views_is_refused(
-    settings: Settings, tmp_path: Path, sql: str
+def test_statements_that_are_not_queries_on_the_views_are_refused(
+    store: DeltaStore, tmp_path: Path, sql: str
 ) -> None:
     (tmp_path / "secret").write_text("x")
 
     with pytest.raises(ConfigError):
-        run_query(settings, sql.format(folder=tmp_path))
+        run_query(store, sql.format(folder=tmp_path))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "store"]
 
 
-def test_a_root_without_tables_is_said(tmp_path: Path) -> None:
-    empty = settings_of(str(tmp_path))
+def test_a_query_without_tables_is_refused(tmp_path: Path) -> None:
+    empty = DeltaStore(str(tmp_path))
 
     with pytest.raises(ConfigError, match="there are no tables under"):
         run_query(empty, SQL)

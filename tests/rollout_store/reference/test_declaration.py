@@ -74,7 +74,7 @@ def test_the_ddl_for_duckdb_makes_the_columns_of_the_view(store: DeltaStore, tab
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_the_ddl_for_spark_says_what_delta_stores(store: DeltaStore, table: str) -> None:
+def test_the_ddl_for_spark_has_the_types_that_delta_stores(store: DeltaStore, table: str) -> None:
     fields = json.loads(store.delta(table).schema().to_json())["fields"]
     ddl = create_table(table, dialect="spark", location="s3://b/t")
 

@@ -8,7 +8,7 @@ from tests.reference import DOCS
 PAGE = DOCS / "tables.md"
 
 
-def test_the_page_is_what_the_schema_says() -> None:
+def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == tables_page.tables_page(), (
         "run: python -m onlinerl.rollout_store.reference.tables_page docs/tables.md"
     )
@@ -20,7 +20,7 @@ def test_every_view_and_no_other_is_on_the_page() -> None:
     assert titles == [f"## `{view}`" for view in VIEWS]
 
 
-def test_every_remark_is_about_a_column_that_exists() -> None:
+def test_every_description_belongs_to_an_existing_column() -> None:
     page = PAGE.read_text(encoding="utf-8")
 
     for remarks in VIEW_COLUMNS.values():

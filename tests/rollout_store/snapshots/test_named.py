@@ -1,4 +1,4 @@
-"""Rows held under a name."""
+"""Snapshots hold rows under a name."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -49,7 +49,7 @@ def test_a_snapshot_shows_the_same_rows_whatever_is_added_later(people: People) 
     assert len(people.column("interactions", "interaction_id")) == 2
 
 
-def test_a_name_that_is_held_is_refused_and_one_that_was_dropped_is_free(people: People) -> None:
+def test_a_held_name_is_refused_and_a_dropped_name_is_free(people: People) -> None:
     create_snapshot(people.store, "june", actor="me", reason="", at=NOON)
 
     with pytest.raises(ConfigError, match="'june' exists since 2026-01-02 12:00 by me; drop it"):
@@ -83,7 +83,7 @@ def test_a_malformed_name_is_refused(people: People, name: str) -> None:
         create_snapshot(people.store, name, actor="me", reason="", at=NOON)
 
 
-def test_without_tables_there_is_nothing_to_hold(tmp_path: Path) -> None:
+def test_a_snapshot_without_tables_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are no tables"):
         create_snapshot(DeltaStore(str(tmp_path)), "june", actor="me", reason="", at=NOON)
 
@@ -115,14 +115,14 @@ def test_a_marked_snapshot_says_why_it_cannot_be_read(people: People) -> None:
     assert held_versions(people.store, at=LATER) == {}
 
 
-def test_the_newest_row_counts_also_when_the_clock_went_back(people: People) -> None:
+def test_the_newest_row_counts_even_if_a_clock_went_back(people: People) -> None:
     create_snapshot(people.store, "june", actor="me", reason="", at=LATER)
     drop_snapshot(people.store, "june", actor="me", reason="", at=NOON)
 
     assert held_versions(people.store, at=LATER + timedelta(days=1)) == {}
 
 
-def test_a_hold_lapses_unless_it_is_repeated(people: People) -> None:
+def test_a_hold_expires_unless_it_is_repeated(people: People) -> None:
     versions = {"interactions": 1}
     hold(people.store, "cycle/7", versions=versions, at=NOON, for_s=60)
 

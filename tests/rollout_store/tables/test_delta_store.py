@@ -55,7 +55,7 @@ def test_a_number_can_be_stored_without_rows(store: DeltaStore) -> None:
 
 
 @pytest.mark.parametrize("expected", [None, 3, 7], ids=["taken", "behind", "ahead"])
-def test_a_commit_on_another_number_than_the_stored_one_stores_nothing(
+def test_a_commit_with_a_wrong_expected_number_stores_nothing(
     store: DeltaStore, expected: int | None
 ) -> None:
     store.append("audit", audit("a"), transactions=step(5, None))
@@ -120,7 +120,7 @@ def test_compaction_beside_appends_loses_nothing_and_fences_nobody(store: DeltaS
     assert ids(store) == sorted(f"w{n}" for n in range(15))
 
 
-def test_a_number_outlives_the_commit_that_stored_it(store: DeltaStore) -> None:
+def test_a_number_stays_readable_after_later_commits(store: DeltaStore) -> None:
     store.append("audit", audit("a"), transactions=step(5, None))
     store.append("audit", audit("b"), transactions=step(1, None, "other"))
     table = DeltaTable(f"{store.root}/audit")
@@ -131,7 +131,7 @@ def test_a_number_outlives_the_commit_that_stored_it(store: DeltaStore) -> None:
     assert DeltaStore(store.root).transaction_version("audit", "app") == 5
 
 
-def test_create_keeps_what_is_there(store: DeltaStore) -> None:
+def test_create_keeps_existing_rows(store: DeltaStore) -> None:
     store.append("audit", audit("a"))
     store.create()
 
@@ -201,7 +201,7 @@ def test_a_pinned_version_stays_as_it_was(store: DeltaStore) -> None:
     assert store.dataset("audit").count_rows() == 2
 
 
-def test_a_table_that_was_never_created_is_said(tmp_path: Path) -> None:
+def test_a_missing_table_is_named_in_the_error(tmp_path: Path) -> None:
     store = DeltaStore(str(tmp_path))
 
     assert store.versions() == {}
@@ -209,7 +209,7 @@ def test_a_table_that_was_never_created_is_said(tmp_path: Path) -> None:
         store.append("audit", audit("a"))
 
 
-def test_storage_that_fails_is_an_error_one_can_wait_for(tmp_path: Path) -> None:
+def test_a_storage_failure_is_a_retryable_error(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("a file where the folder should be")
 
     with pytest.raises(ServiceUnavailable, match="cannot create table"):
@@ -221,7 +221,7 @@ def test_an_empty_root_is_refused() -> None:
         DeltaStore("")
 
 
-def test_a_folder_whose_name_the_tables_would_misread_is_refused(tmp_path: Path) -> None:
+def test_a_root_with_an_escape_sequence_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="percent sign"):
         DeltaStore(str(tmp_path / "a%20b"))
     DeltaStore(str(tmp_path / "100% ü#")).create()

@@ -1,4 +1,4 @@
-"""The process that keeps the tables up, and its lease."""
+"""The process `onlinerl maintain` and its lease."""
 
 import threading
 from datetime import UTC, datetime
@@ -50,7 +50,7 @@ def test_one_holder_at_a_time(people: People) -> None:
         pass
 
 
-def test_a_holder_that_died_is_followed_when_its_time_is_up(people: People) -> None:
+def test_the_lease_of_a_dead_holder_can_be_taken_after_its_ttl(people: People) -> None:
     clock = Clock()
     dead = lease(people, clock)
     dead.__enter__()
@@ -64,7 +64,7 @@ def test_a_holder_that_died_is_followed_when_its_time_is_up(people: People) -> N
             lease(people, clock).__enter__()
 
 
-def test_renewing_moves_the_end_when_half_of_it_is_gone(people: People) -> None:
+def test_renewing_extends_the_lease_after_half_of_its_ttl(people: People) -> None:
     clock = Clock()
     with lease(people, clock) as held:
         version = people.store.delta("snapshots").version()
@@ -94,7 +94,7 @@ def test_a_pass_compacts_and_gives_the_lease_back(people: People) -> None:
         pass
 
 
-def test_a_pass_ends_between_tables_when_it_is_told_to(people: People) -> None:
+def test_a_pass_ends_between_tables_when_it_is_stopped(people: People) -> None:
     stop = threading.Event()
     stop.set()
 
@@ -103,7 +103,7 @@ def test_a_pass_ends_between_tables_when_it_is_told_to(people: People) -> None:
         pass
 
 
-def test_a_second_process_waits_and_is_well(people: People) -> None:
+def test_a_second_process_waits_and_is_ready(people: People) -> None:
     stop = threading.Event()
 
     def now() -> datetime:
@@ -122,7 +122,7 @@ def test_a_second_process_waits_and_is_well(people: People) -> None:
     assert len(people.store.delta("interactions").file_uris()) == 3
 
 
-def test_a_store_that_is_away_makes_it_unwell_until_it_is_back(people: People) -> None:
+def test_a_failed_pass_makes_the_process_unready(people: People) -> None:
     stop = threading.Event()
 
     class Away(DeltaStore):
@@ -140,7 +140,39 @@ def test_a_store_that_is_away_makes_it_unwell_until_it_is_back(people: People) -
     assert broken.ready() == "the storage is away"
 
 
-def test_silence_is_not_health(people: People) -> None:
+class Stop(threading.Event):
+    """Is set after a number of waits, and records their timeouts."""
+
+    def __init__(self, *, after_waits: int) -> None:
+        super().__init__()
+        self.waits: list[float | None] = []
+        self._after_waits = after_waits
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        if len(self.waits) == self._after_waits:
+            self.set()
+        return self.is_set()
+
+
+def test_repeated_faults_back_off_and_are_logged_once(
+    people: People, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(DeltaStore):
+        def create(self) -> None:
+            raise ServiceUnavailable("the storage is away")
+
+    config = MaintenanceConfig(interval_s=600.0)
+    broken = Maintainer(Away(people.store.root), config=config, retention=RetentionConfig())
+    stop = Stop(after_waits=4)
+    broken.run(stop)
+
+    assert stop.waits == [600.0, 1200.0, 1800.0, 1800.0]
+    assert caplog.text.count("the storage is away") == 1
+    assert broken.ready() == "the storage is away"
+
+
+def test_a_silent_process_is_not_ready(people: People) -> None:
     clock = Clock()
     quiet = maintainer(people, clock=clock)
 

@@ -1,4 +1,4 @@
-"""Rows that are older than the operator wants to keep."""
+"""Retention deletes rows that are older than the operator wants to keep."""
 
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -37,7 +37,7 @@ def expired(people: People, config: RetentionConfig) -> dict[str, int]:
     return {each.table: each.num_rows for each in done}
 
 
-def test_without_days_everything_is_kept(people: People) -> None:
+def test_rows_are_kept_forever_without_a_retention(people: People) -> None:
     assert due_condition(RetentionConfig(), "interactions", today=TODAY) is None
     assert expired(people, RetentionConfig()) == {}
 
@@ -49,7 +49,7 @@ def test_days_are_counted_whole(people: People) -> None:
     assert people.column("interactions", "interaction_id") == [some_id("young")]
 
 
-def test_a_tenant_can_have_days_of_its_own(people: People) -> None:
+def test_a_tenant_can_have_its_own_retention(people: People) -> None:
     shorter = RetentionConfig(tenants=(TenantRetention(tenant="globex", interactions=5),))
     longer = RetentionConfig(
         interactions=5, tenants=(TenantRetention(tenant="globex", interactions=50),)
@@ -64,7 +64,7 @@ def test_a_tenant_can_have_days_of_its_own(people: People) -> None:
     assert people.column("interactions", "interaction_id") == [some_id("young")]
 
 
-def test_each_table_has_its_own_days(people: People) -> None:
+def test_each_table_has_its_own_retention(people: People) -> None:
     config = RetentionConfig(feedback=3, dead_letters=4)
 
     assert expired(people, config) == {"feedback": 1, "dead_letters": 1}
@@ -79,7 +79,7 @@ def test_a_tenant_whose_name_is_a_quote_is_a_name(people: People) -> None:
     assert expired(people, config) == {"interactions": 1}
 
 
-def test_a_second_pass_deletes_and_tells_nothing_more(people: People) -> None:
+def test_a_second_pass_deletes_and_records_nothing(people: People) -> None:
     config = RetentionConfig(interactions=5)
     expired(people, config)
 
@@ -87,7 +87,7 @@ def test_a_second_pass_deletes_and_tells_nothing_more(people: People) -> None:
     assert people.column("audit", "action") == ["retention"]
 
 
-def test_a_snapshot_that_holds_due_rows_is_marked(people: People) -> None:
+def test_a_snapshot_with_expired_rows_is_marked(people: People) -> None:
     create_snapshot(people.store, "june", actor="me", reason="", at=NOON)
 
     (done,) = expire(people.store, RetentionConfig(interactions=5), actor="maintain", at=AT)
@@ -106,9 +106,7 @@ def test_a_snapshot_of_young_rows_stays(people: People) -> None:
 
 
 @pytest.mark.parametrize("lost", ["*/*.parquet", "_delta_log/*.json"])
-def test_a_snapshot_that_can_never_be_read_again_is_marked_and_the_pass_goes_on(
-    people: People, lost: str
-) -> None:
+def test_an_unreadable_snapshot_is_marked_and_the_pass_continues(people: People, lost: str) -> None:
     create_snapshot(people.store, "june", actor="me", reason="", at=AT)
     table = Path(people.store.root) / "interactions"
     files = list(table.glob(lost))
@@ -124,9 +122,7 @@ def test_a_snapshot_that_can_never_be_read_again_is_marked_and_the_pass_goes_on(
         readable(people.store, "june", at=AT)
 
 
-def test_a_storage_that_fails_marks_nothing(
-    people: People, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_storage_failure_marks_nothing(people: People, monkeypatch: pytest.MonkeyPatch) -> None:
     create_snapshot(people.store, "june", actor="me", reason="", at=NOON)
 
     def fail(*args: object, **kwargs: object) -> object:

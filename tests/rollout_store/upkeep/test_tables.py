@@ -1,4 +1,4 @@
-"""Upkeep that loses nothing."""
+"""Upkeep loses no rows."""
 
 import os
 import threading
@@ -57,7 +57,7 @@ def age(people: People, *, hours: float) -> None:
             os.utime(path, (at, at))
 
 
-def test_compaction_keeps_every_row_and_gathers_the_files(people: People) -> None:
+def test_compaction_keeps_every_row_and_merges_the_files(people: People) -> None:
     before = people.column("interactions", "interaction_id")
 
     done = compact(people.store, "interactions", target_file_bytes=2**20, min_small_files=6)
@@ -83,7 +83,7 @@ def test_compacting_again_writes_nothing(people: People) -> None:
     assert people.store.delta("interactions").version() == version
 
 
-def test_vacuum_removes_what_no_version_needs(people: People) -> None:
+def test_vacuum_removes_files_that_no_version_needs(people: People) -> None:
     compact(people.store, "interactions", target_file_bytes=2**20, min_small_files=2)
 
     removed = vacuum(people.store, "interactions", held=set(), retention_hours=0, at=now())
@@ -115,7 +115,7 @@ def test_young_files_stay_for_their_readers_and_writers(people: People) -> None:
     assert underway.exists()
 
 
-def test_what_a_writer_left_behind_goes_when_it_is_old(people: People) -> None:
+def test_old_uncommitted_files_are_removed(people: People) -> None:
     left = Path(people.store.root) / "interactions/ingest_date=2026-01-02/part-x.parquet"
     left.write_bytes(b"the writer died before its commit")
     age(people, hours=2)
@@ -125,7 +125,7 @@ def test_what_a_writer_left_behind_goes_when_it_is_old(people: People) -> None:
     assert removed == ["ingest_date=2026-01-02/part-x.parquet"]
 
 
-def test_what_a_writer_left_unfinished_goes_when_it_is_old(people: People) -> None:
+def test_old_unfinished_files_are_removed(people: People) -> None:
     """A writer gives a file its name at the end; the library's own vacuum never sees it before."""
     root = Path(people.store.root) / "interactions"
     left = [
@@ -208,7 +208,7 @@ def test_a_young_checkpoint_cleans_nothing(people: People) -> None:
     )
 
 
-def test_the_library_does_not_clean_the_log_behind_our_back(people: People) -> None:
+def test_the_library_does_not_clean_the_log(people: People) -> None:
     table = people.store.delta("interactions")
 
     assert table.metadata().configuration["delta.enableExpiredLogCleanup"] == "false"
@@ -252,7 +252,7 @@ def test_what_a_pass_did_is_in_the_audit_table(people: People) -> None:
     assert people.column("audit", "subject") == ["interactions"]
 
 
-def test_a_table_that_cannot_be_kept_up_does_not_keep_the_others_from_it(people: People) -> None:
+def test_a_failing_table_does_not_stop_the_upkeep_of_the_others(people: People) -> None:
     # A held version whose log is gone: nothing of this table is removed, the rest goes on.
     hold(people.store, "cycle/1", versions={"feedback": 40}, at=now(), for_s=60)
     for number in range(3):

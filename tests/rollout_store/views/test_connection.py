@@ -118,7 +118,7 @@ def test_views_at_pinned_versions_do_not_see_what_came_later(tmp_path: Path) -> 
         assert connection.execute("SELECT reward FROM rewards").fetchall() == [(1.0,)]
 
 
-def test_a_version_that_does_not_exist_is_said(tmp_path: Path) -> None:
+def test_a_missing_version_is_named_in_the_error(tmp_path: Path) -> None:
     store = stored(tmp_path, [interaction()])
 
     with pytest.raises(ServiceUnavailable, match="open table interactions"):

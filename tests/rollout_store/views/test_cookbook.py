@@ -166,22 +166,22 @@ ANSWERS: dict[str, list[tuple[object, ...]]] = {
         (2, DAY2, 1.0, 1),
     ],
     # accepted: 30, 120, 60, 600, 6000, 60, 60 and the half of a1 after 60 s; stars: 60 s.
-    "How long feedback takes": [
+    "Delay of feedback": [
         ("accepted", 9, 60.0, pytest.approx(1680.0), 6000.0),
         ("stars", 1, 60.0, 60.0, 60.0),
     ],
-    "What becomes of feedback": [
+    "Outcomes of feedback": [
         ("counts", 6),
         ("demonstration", 1),
         ("invalid_value", 1),
         ("other_metric", 1),
         ("too_late", 1),
     ],
-    "Feedback that came too late": [("accepted", 1, 0), ("stars", 0, 0)],
+    "Late feedback": [("accepted", 1, 0), ("stars", 0, 0)],
     # On the first day 7 completions, labelled a1, a2, a3, b1, c1:1.
     "Share of labelled completions per day": [(DAY1, 7, 5 / 7), (DAY2, 2, 0.5)],
     # s1 has 4 requests, s2 and s3 one each; s4 and s5 one each.
-    "Sessions that got longer": [(DAY1, 3, 2.0, None), (DAY2, 2, 1.0, -1.0)],
+    "Growth of sessions": [(DAY1, 3, 2.0, None), (DAY2, 2, 1.0, -1.0)],
     "The longest sessions": [
         ("acme", "s1", 4, 9, timedelta(minutes=3), pytest.approx(2 / 3)),
         ("globex", "s3", 1, 3, timedelta(0), 1.0),
@@ -189,10 +189,10 @@ ANSWERS: dict[str, list[tuple[object, ...]]] = {
     ],
     "Forks per session": [("acme", "s1", 1)],
     # Labelled, trainable and consented: a1, a2, c1:1 of version 1, a3, d1 of version 2.
-    "Staleness of what could be learned from now": [(0, 2, 0.4), (1, 3, 0.6)],
+    "Staleness of labelled completions": [(0, 2, 0.4), (1, 3, 0.6)],
     "Token share per tenant": [("acme", 13, 13 / 18), ("globex", 5, 5 / 18)],
     # Of acme's four on the first day that may count, ann gave 3 and bob gave f5 and f8: 3 of 5.
-    "Users and sources to look at": [("acme", "user_share", "ann", DAY1, 3, 0.6)],
+    "Suspicious users and sources": [("acme", "user_share", "ann", DAY1, 3, 0.6)],
     "Reward by arm": [
         ("canary", 1, 1.0, None),
         # 1, 0, 1, 1, 1: variance 0.2, so sqrt(0.2 / 5)
@@ -202,9 +202,9 @@ ANSWERS: dict[str, list[tuple[object, ...]]] = {
         (1, 2, 20.0, pytest.approx(29.0)),
         (2, 1, 50.0, 50.0),
     ],
-    "Why completions cannot be learned from": [("consent is log", 1), ("top_p < 1", 1)],
+    "Why completions cannot be trained on": [("consent is log", 1), ("top_p < 1", 1)],
     "Dead letters by reason": [("t", "a", 2, after(1)), ("t", "b", 1, after(2))],
-    "Demonstrations that wait": [(1, 1, after(4))],
+    "Demonstrations per version": [(1, 1, after(4))],
     # Version 1: a1 2, a2 2, a2b 2 of 4 tokens, c1 2 + 1, all -0.5; version 2: a3 -2, c2, d1.
     "Drift of logprobs per version": [
         (1, 11, -0.5, pytest.approx(math.exp(0.5))),
@@ -218,10 +218,10 @@ ANSWERS: dict[str, list[tuple[object, ...]]] = {
     # Prompts: a1 3, a2 6, a2b 7, a3 9, b1 c1 c2 d1 3 each; logged 3, 1, 2, 1 and 3 each.
     # Segments: a1-a2-a3 of 10, a2b of 11, c1 twice, 5 and 4, d1 5; b1 and c2 are none.
     # Sampled: 2 + 2 + 1, 3 of 4, 2, 1, 2.
-    "What the log saves": [(37, 19, 35, 13)],
+    "Tokens saved by the log": [(37, 19, 35, 13)],
     "How answers end": [(1, "length", 1), (1, "stop", 5), (2, "stop", 3)],
     "Consent by tenant": [("acme", "train", 6), ("globex", "log", 1), ("globex", "train", 1)],
-    "What is hidden by scrubbing": [(1, 1, 9)],
+    "Tokens hidden by scrubbing": [(1, 1, 9)],
 }
 
 

@@ -86,7 +86,7 @@ def test_a_demonstration_comes_with_the_whole_prompt_it_answers(tmp_path: Path) 
     ]
 
 
-def test_feedback_on_a_session_is_never_about_what_a_shadow_answered(tmp_path: Path) -> None:
+def test_feedback_on_a_session_does_not_judge_shadow_answers(tmp_path: Path) -> None:
     shadow = {"arm": "shadow", "served_at": after(1)}
     events: list[Event] = [
         interaction("i1"),

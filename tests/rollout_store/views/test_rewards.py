@@ -53,7 +53,7 @@ def test_feedback_before_its_interaction_is_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("aggregate", "reward"), [("last", 0.25), ("first", 1.0), ("mean", 0.5), ("sum", 1.5)]
 )
-def test_several_values_of_one_source_are_aggregated_as_declared(
+def test_several_values_of_one_source_are_aggregated_as_configured(
     tmp_path: Path, aggregate: str, reward: float
 ) -> None:
     events = [
@@ -68,7 +68,7 @@ def test_several_values_of_one_source_are_aggregated_as_declared(
 
 @pytest.mark.parametrize(("aggregate", "reward"), [("last", 0.75), ("first", 0.25)])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["f1 first", "f2 first"])
-def test_values_of_one_instant_are_ordered_by_their_ids(
+def test_values_of_the_same_time_are_ordered_by_feedback_id(
     tmp_path: Path, aggregate: str, reward: float, order: tuple[int, int]
 ) -> None:
     events = [feedback("f1", value=0.25), feedback("f2", value=0.75)]
@@ -90,7 +90,7 @@ def test_sources_are_averaged_by_weight_not_by_number(tmp_path: Path) -> None:
     ) == {("i1", 0): 0.75}
 
 
-def test_a_source_of_weight_zero_is_as_if_it_had_said_nothing(tmp_path: Path) -> None:
+def test_a_source_of_weight_zero_is_ignored(tmp_path: Path) -> None:
     config = spec(sources={"judge": 0.0})
 
     assert rewards(tmp_path, interaction(), feedback(source="judge"), config=config) == {}
@@ -144,7 +144,7 @@ def test_feedback_on_a_session_reaches_its_turns_discounted_from_the_end(tmp_pat
     }
 
 
-def test_feedback_on_a_session_says_nothing_of_turns_that_were_served_later(
+def test_feedback_on_a_session_does_not_count_on_later_turns(
     tmp_path: Path,
 ) -> None:
     turns = [interaction(f"i{n}", served_at=after(n)) for n in (1, 2, 3)]
@@ -156,7 +156,7 @@ def test_feedback_on_a_session_says_nothing_of_turns_that_were_served_later(
     }
 
 
-def test_what_a_shadow_answered_is_no_turn_of_the_session(tmp_path: Path) -> None:
+def test_a_shadow_answer_is_no_turn_of_the_session(tmp_path: Path) -> None:
     turns: list[Event] = [interaction("a"), interaction("b", served_at=after(2))]
     shadows: list[Event] = [
         interaction("shadow-a", arm="shadow", served_at=after(1)),
@@ -206,7 +206,7 @@ def test_only_feedback_that_may_be_learned_from_is_a_reward(
     assert found == ({("i1", 0): 1.0} if counts else {})
 
 
-def test_a_retraction_counts_whatever_its_caller_allows(tmp_path: Path) -> None:
+def test_a_retraction_counts_without_consent(tmp_path: Path) -> None:
     undo = feedback("f2", value=None, retracts="f1", consent="log")
 
     assert rewards(tmp_path, interaction(), feedback("f1"), undo) == {}
@@ -245,7 +245,7 @@ def test_a_label_says_how_many_signals_and_when(tmp_path: Path) -> None:
     assert rows == [(2, after(2))]
 
 
-def test_a_value_that_is_not_a_number_is_no_label(tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite_is_ignored(tmp_path: Path) -> None:
     assert rewards(tmp_path, interaction(), feedback(value=float("nan"))) == {}
 
 
@@ -332,7 +332,7 @@ def test_a_reward_is_listed_when_its_window_has_closed_or_a_final_signal_came(
     assert rows.fetchall() == [("i1", after(10)), ("i2", after(2))]
 
 
-def test_a_declared_default_labels_what_is_mature_and_has_no_feedback(tmp_path: Path) -> None:
+def test_a_default_labels_mature_completions_without_feedback(tmp_path: Path) -> None:
     config = spec(
         MetricConfig(name="accepted", weight=2.0, default=-0.25),
         MetricConfig(name="speed"),

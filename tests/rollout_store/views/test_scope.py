@@ -65,7 +65,7 @@ def test_a_window_keeps_the_turns_its_prompts_are_built_from(tmp_path: Path) -> 
     assert rows(store, segments, scope) == [("i1:0", 6), ("new:0", 2)]
 
 
-def test_days_before_everything_a_window_needs_are_not_read(tmp_path: Path) -> None:
+def test_days_that_a_window_does_not_need_are_not_read(tmp_path: Path) -> None:
     store = ingested_daily(tmp_path, long_session())
 
     ids = "SELECT interaction_id FROM interactions ORDER BY 1"
@@ -77,7 +77,7 @@ def test_days_before_everything_a_window_needs_are_not_read(tmp_path: Path) -> N
     assert rows(store, feedback_ids, Scope(since=NOON)) == [("f1",)]
 
 
-def test_a_scope_that_holds_nothing_reads_as_empty(tmp_path: Path) -> None:
+def test_an_empty_scope_has_no_rows(tmp_path: Path) -> None:
     store = ingested_daily(tmp_path, long_session())
 
     for scope in (Scope(since=NOON + 99 * DAY), Scope(policy="other"), Scope(interaction_ids=[])):
@@ -108,7 +108,9 @@ def test_a_scope_names_interactions_by_time_policy_and_id(
     assert {row[0] for row in rows(store, "SELECT interaction_id FROM prompts", scope)} == found
 
 
-def test_a_sibling_outside_the_window_still_decides_who_continues(tmp_path: Path) -> None:
+def test_a_sibling_outside_the_window_still_decides_which_turn_continues_a_segment(
+    tmp_path: Path,
+) -> None:
     events: list[Event] = [
         turn(1, served_at=NOON),
         turn(2, served_at=NOON + DAY),
@@ -169,7 +171,7 @@ def columns(view: str) -> str:
     length=st.integers(1, 7),
     hours=st.sampled_from([1, 30]),
 )
-def test_what_is_in_scope_reads_as_it_does_without_one(
+def test_rows_in_scope_are_the_same_as_without_a_scope(
     tmp_path_factory: pytest.TempPathFactory,
     events: list[InteractionEvent],
     first: int,

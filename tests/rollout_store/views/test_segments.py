@@ -48,7 +48,7 @@ def test_turns_that_extend_each_other_are_one_segment(tmp_path: Path) -> None:
     assert segments(tmp_path, turn(3), turn(1), turn(2)) == [("i1:0", tokens, mask, 6)]
 
 
-def test_spans_and_logprobs_say_whose_token_is_whose(tmp_path: Path) -> None:
+def test_spans_and_logprobs_belong_to_the_right_tokens(tmp_path: Path) -> None:
     second = turn(2, choices=[completion([8, 9], logprobs=[-0.25, -1.0])])
     connection = views_of(tmp_path, turn(1), second)
 
@@ -80,7 +80,7 @@ def test_a_prompt_that_keeps_only_part_of_the_past_starts_a_segment(tmp_path: Pa
     assert prompts(tmp_path / "2", turn(1), cut, later)["i3"] == [1, 2, 3, 7, 2, 7, 8, 3]
 
 
-def test_each_choice_is_trained_once_and_one_of_them_goes_on(tmp_path: Path) -> None:
+def test_each_choice_is_trained_once_and_one_of_them_is_continued(tmp_path: Path) -> None:
     two = interaction("i1", choices=[completion([7]), completion([8, 9], choice_index=1)])
     child = turn(2, parent_choice=1)
 
@@ -111,7 +111,7 @@ def test_an_untrainable_turn_is_context_and_never_a_target(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("withheld", [1, 2])
-def test_nothing_is_built_from_a_turn_without_consent(tmp_path: Path, withheld: int) -> None:
+def test_no_segment_contains_a_turn_without_consent(tmp_path: Path, withheld: int) -> None:
     turns = [turn(n, **({"consent": "log"} if n == withheld else {})) for n in (1, 2, 3)]
 
     assert len(segments(tmp_path, *turns)) == withheld - 1
@@ -128,7 +128,7 @@ def test_a_parent_of_another_tenant_is_no_parent(tmp_path: Path) -> None:
     assert [row[0] for row in segments(tmp_path, turn(1), turn(2, tenant="globex"))] == ["i1:0"]
 
 
-def test_parents_in_a_circle_end(tmp_path: Path) -> None:
+def test_a_cycle_of_parents_terminates(tmp_path: Path) -> None:
     circle = [turn(2, parent_id="i3"), turn(3), turn(4, parent_id="i4")]
 
     assert segments(tmp_path, *circle) == []
@@ -138,7 +138,7 @@ def test_an_empty_completion_is_no_segment(tmp_path: Path) -> None:
     assert segments(tmp_path, interaction(choices=[completion([])])) == []
 
 
-def test_masked_tokens_stay_where_they_are_and_are_no_targets(tmp_path: Path) -> None:
+def test_masked_tokens_stay_in_place_and_are_not_targets(tmp_path: Path) -> None:
     first = turn(1, choices=[completion([7, 8], mask_spans=[TokenSpan(start=1, end=2)])])
     second = turn(2, prompt_mask_spans=[TokenSpan(start=0, end=1)])
     connection = views_of(tmp_path, first, second)
@@ -169,7 +169,7 @@ def test_a_completion_that_is_masked_whole_is_context(tmp_path: Path) -> None:
     ]
 
 
-def test_a_masked_span_that_a_prefix_cuts_hides_only_what_is_left(tmp_path: Path) -> None:
+def test_a_masked_span_that_a_prefix_cuts_hides_only_the_remaining_tokens(tmp_path: Path) -> None:
     first = turn(1, choices=[completion([7, 8], mask_spans=[TokenSpan(start=0, end=2)])])
     cut = turn(2, prefix_length=4)
 

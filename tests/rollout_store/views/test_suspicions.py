@@ -66,7 +66,7 @@ def test_the_same_judgement_twice_by_one_user_is_a_duplicate(tmp_path: Path) -> 
     ]
 
 
-def test_what_was_taken_back_is_no_suspicion(tmp_path: Path) -> None:
+def test_retracted_feedback_is_not_flagged(tmp_path: Path) -> None:
     twice = [feedback(f"f{n}", user="ann", given_at=after(10 * n)) for n in (1, 2)]
     undo = feedback("f3", value=None, retracts="f2")
 

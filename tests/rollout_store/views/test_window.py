@@ -80,7 +80,7 @@ def test_a_pinned_version_is_read_as_it_was(tmp_path: Path) -> None:
     assert [row for batch in batches for row in batch.to_pylist()] == [{"interaction_id": "i1"}]
 
 
-def test_an_unknown_column_and_a_missing_table_are_said(tmp_path: Path) -> None:
+def test_an_unknown_column_and_a_missing_table_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no column tokens"):
         read_window(stored(tmp_path, []), Scope(), columns=["tokens"])
     with pytest.raises(ServiceUnavailable, match="there is no table"):
@@ -95,7 +95,7 @@ def test_an_unknown_column_and_a_missing_table_are_said(tmp_path: Path) -> None:
     since=st.integers(0, 4),
     length=st.integers(0, 4),
 )
-def test_a_window_is_what_the_view_shows(
+def test_a_window_has_the_rows_of_the_view(
     tmp_path_factory: pytest.TempPathFactory,
     copies: list[tuple[int, int, int]],
     since: int,

@@ -130,21 +130,26 @@ def _add_dead_letters(commands: Commands) -> None:
 
 
 def _query(arguments: argparse.Namespace) -> int:
+    from onlinerl.commands.tables import open_store
     from onlinerl.rollout_store.query.command import run_query
 
+    settings = load_settings(arguments)
     return run_query(
-        load_settings(arguments),
+        open_store(settings),
         sql=arguments.sql,
         format=arguments.format,
         snapshot=arguments.snapshot,
+        rewards=settings.rewards,
+        limits=settings.store,
     )
 
 
 def _snapshot(arguments: argparse.Namespace) -> int:
+    from onlinerl.commands.tables import open_store
     from onlinerl.rollout_store.snapshots.command import run_snapshot
 
     return run_snapshot(
-        load_settings(arguments),
+        open_store(load_settings(arguments)),
         action=arguments.action,
         name=arguments.name,
         actor=arguments.actor,
@@ -153,9 +158,16 @@ def _snapshot(arguments: argparse.Namespace) -> int:
 
 
 def _maintain(arguments: argparse.Namespace) -> int:
+    from onlinerl.commands.tables import open_store
     from onlinerl.rollout_store.upkeep.process import run_maintain
 
-    return run_maintain(load_settings(arguments), once=arguments.once)
+    settings = load_settings(arguments)
+    return run_maintain(
+        open_store(settings),
+        config=settings.maintenance,
+        retention=settings.retention,
+        once=arguments.once,
+    )
 
 
 def _erase(arguments: argparse.Namespace) -> int:
@@ -186,13 +198,22 @@ def _lineage(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    from onlinerl.commands.tables import open_store
     from onlinerl.rollout_store.export.command import ExportRequest, run_export
 
-    fields = ("format", "out", "layout", "since", "until", "policy", "snapshot", "tokenizer")
+    settings = load_settings(arguments)
+    fields = ("format", "out", "layout", "since", "until", "policy", "snapshot", "include_log")
     request = ExportRequest(
-        **{name: getattr(arguments, name) for name in fields}, include_log=arguments.include_log
+        **{name: getattr(arguments, name) for name in fields},
+        tokenizer=arguments.tokenizer or settings.policy.base_model,
     )
-    return run_export(load_settings(arguments), request, actor=arguments.actor)
+    return run_export(
+        open_store(settings),
+        request,
+        actor=arguments.actor,
+        rewards=settings.rewards,
+        limits=settings.store,
+    )
 
 
 def _dead_letters(arguments: argparse.Namespace) -> int:

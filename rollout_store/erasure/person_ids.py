@@ -1,9 +1,9 @@
-"""What belongs to a person: their rows, the sessions these are in, and what was built on them.
+"""The ids of everything that belongs to a person, by tenant.
 
-A prompt repeats what was said before, by tokens or by reference, whoever asks. So with a person go
-all rows of the sessions they took part in, and every interaction whose prompt extends one of them,
-in whatever session. The walk reads every data file under the root, also those that no version of
-the table refers to any more.
+A prompt repeats what was said before it, whoever sends it. So an erasure takes all rows of the
+sessions in which the person took part, and every interaction whose prompt extends one of these
+rows, in any session. The search reads every data file under the root, including files that no
+version of a table refers to any more.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,16 +20,16 @@ _LINKS = ["tenant", "user", "session_id", "interaction_id", "parent_id"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TenantScope:
-    """What is erased within one tenant."""
+class PersonIds:
+    """The ids to erase within one tenant."""
 
     user: str
     """Keyed hash of the person, as it was logged."""
     sessions: frozenset[str] = field(default_factory=frozenset)
     interactions: frozenset[str] = field(default_factory=frozenset)
 
-    def with_rows(self, rows: pa.Table) -> "TenantScope":
-        """Also these interactions; those of the person bring their sessions."""
+    def with_rows(self, rows: pa.Table) -> "PersonIds":
+        """Add the interactions of these rows, and the sessions of rows that are the person's."""
         own = rows.filter(pc.fill_null(pc.equal(rows["user"], self.user), False))
         return replace(
             self,
@@ -37,44 +37,44 @@ class TenantScope:
             interactions=self.interactions | set(rows["interaction_id"].to_pylist()),
         )
 
-    def touches(self, rows: pa.Table) -> pa.Array:
-        """Per row with the columns of `_LINKS`: whether it is theirs or built on theirs."""
+    def matches(self, rows: pa.Table) -> pa.Array:
+        """Per row with the columns of `_LINKS`: whether it is in the ids or extends one of them."""
         return pc.or_(
             pc.or_(
                 pc.fill_null(pc.equal(rows["user"], self.user), False),
-                pc.is_in(rows["session_id"], _values(self.sessions)),
+                pc.is_in(rows["session_id"], _strings(self.sessions)),
             ),
-            pc.is_in(rows["parent_id"], _values(self.interactions)),
+            pc.is_in(rows["parent_id"], _strings(self.interactions)),
         )
 
 
-Scope = Mapping[str, TenantScope]
-"""By tenant."""
+IdsByTenant = Mapping[str, PersonIds]
+"""The ids of one person, by tenant."""
 
 
-def find_scope(
-    store: DeltaStore, scope: Scope, *, on_file: Callable[[], None] = lambda: None
-) -> dict[str, TenantScope]:
-    """The scope with all sessions and interactions that belong to it.
+def find_ids(
+    store: DeltaStore, ids: IdsByTenant, *, on_file: Callable[[], None] = lambda: None
+) -> dict[str, PersonIds]:
+    """The ids, extended by all sessions and interactions that belong to them.
 
     Args:
         store: Where the tables lie.
-        scope: The hash of the person by tenant, and what is known of it already.
-        on_file: Told of every file that was read.
+        ids: The hash of the person by tenant, and the ids that are already known.
+        on_file: Called after every file that was read.
     """
-    found = dict(scope)
+    extended = dict(ids)
     while True:
-        before = dict(found)
+        before = dict(extended)
         for rows in _links(store, on_file):
-            for tenant, part in found.items():
-                mine = rows.filter(pc.equal(rows["tenant"], tenant))
-                found[tenant] = part.with_rows(mine.filter(part.touches(mine)))
-        if found == before:
-            return found
+            for tenant, part in extended.items():
+                of_tenant = rows.filter(pc.equal(rows["tenant"], tenant))
+                extended[tenant] = part.with_rows(of_tenant.filter(part.matches(of_tenant)))
+        if extended == before:
+            return extended
 
 
 def known_tenants(store: DeltaStore) -> set[str]:
-    """Every tenant that any file has a row of."""
+    """Every tenant of which any file has a row."""
     tenants: set[str] = set()
     for table in ("interactions", "feedback"):
         for rows in _columns(store, table, ["tenant"]):
@@ -99,15 +99,15 @@ def _columns(store: DeltaStore, table: str, columns: list[str]) -> Iterator[pa.T
         except FileNotFoundError:
             continue  # vacuumed since it was listed
         except pa.ArrowInvalid:
-            continue  # damaged: `scan` says what becomes of it
-        # Files that were rewritten hold string views, which few functions know.
+            continue  # damaged: `scan` decides what happens to it
+        # Rewritten files hold string views, which few compute functions accept.
         yield rows.cast(pa.schema([(name, pa.string()) for name in columns]))
 
 
 def data_files(files: TableFiles) -> list[StoredFile]:
-    """The Parquet files of a table that hold rows, referred to or not."""
+    """The Parquet files of a table that hold rows, whether a version refers to them or not."""
     return [file for file in files.all() if file.is_parquet and not file.is_log]
 
 
-def _values(names: frozenset[str]) -> pa.Array:
+def _strings(names: frozenset[str]) -> pa.Array:
     return pa.array(sorted(names), pa.string())
