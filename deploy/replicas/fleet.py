@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from onlinerl.deploy.config import DeployConfig
 from onlinerl.deploy.replicas.engine_control import UNKNOWN, Replica, WorkerStatus
 from onlinerl.errors import OnlineRLError, PromotionFailed, ServiceUnavailable, WeightsError
+from onlinerl.rollout_store.policy_version import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ class Fleet:
 
     def stamp_of(self, version: int) -> str:
         """The id that answers of a version carry."""
-        return f"{self._policy}/{version}"
+        return str(PolicyVersion(self._policy, version))
 
     def reachable(self) -> list[Replica]:
         """Replicas that answer, brought into a known state."""

@@ -1,6 +1,5 @@
 """From events to rows, as Arrow tables; and from broken records to dead letters."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -8,9 +7,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from onlinerl.ingest.batches.columns import column, constant, field_getter
-from onlinerl.ingest.decoding.contract import all_finite, why_untrainable
+from onlinerl.ingest.decoding.contract import all_usable, why_untrainable
 from onlinerl.ingest.decoding.reading import Event
 from onlinerl.ingest.event_log.log import LogRecord
+from onlinerl.rollout_store.policy_version import PolicyVersion
 from onlinerl.rollout_store.schema import Completion, DeadLetterRow, FeedbackRow, InteractionRow
 from onlinerl.rollout_store.tables.rows import schema_of
 
@@ -33,10 +33,10 @@ def interaction_table(found: Sequence[Found], *, ingested_at: datetime) -> pa.Ta
     choices = [one.event.body.choices[at] for one, at in places]
     extras = [one.event.extra[at] if one.event.extra else None for one, at in places]
     records = [one.record for one, _ in places]
-    check_finite = not all_finite(choices)
+    check_logprobs = not all_usable(choices)
     reasons = [
-        why_untrainable(body, choice, check_finite=check_finite)
-        for body, choice in zip(owners, choices, strict=True)
+        why_untrainable(body, choice, extra=extra, check_logprobs=check_logprobs)
+        for body, choice, extra in zip(owners, choices, extras, strict=True)
     ]
     known: dict[str, Sequence[Any]] = {
         "trainable": [reason is None for reason in reasons],
@@ -76,18 +76,12 @@ def dead_letter(record: LogRecord, *, reason: str, ingested_at: datetime) -> Dea
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def policy_version(policy: str, version: str) -> int | None:
-    """The number in `policy/12`; None when it has another form."""
-    name, _, number = version.rpartition("/")
-    # Nineteen digits do not fit the column, and no registry counts that far.
-    known = name == policy and number.isascii() and number.isdigit() and len(number) < 19
-    return int(number) if known else None
-
-
 def _last_version(policy: str, choice: Any) -> int | None:  # noqa: ANN401 - a generated struct
-    spans = choice.version_spans
-    return policy_version(policy, spans[-1].version) if spans else None
+    """Number of the version that sampled the last token; None when it names none of the policy."""
+    if not choice.version_spans:
+        return None
+    version = PolicyVersion.find(choice.version_spans[-1].version, policy=policy)
+    return None if version is None else version.number
 
 
 def _values(structs: Sequence[Any], name: str) -> list[Any]:

@@ -11,13 +11,24 @@ is whole but nothing can be learned from it: a log-probability that is not finit
 prefix without a parent. It was served, so it is logged.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from onlinerl.errors import InvalidEvent
+from onlinerl.rollout_store.trainability import (
+    Reason,
+    are_usable,
+    completion_fault,
+    count_of,
+    fault_of,
+    prompt_fault,
+    request_fault,
+)
+from onlinerl.rollout_store.version_spans import spans_tile
 
 
 class Kind(StrEnum):
@@ -60,12 +71,11 @@ def check_shape(body: Any) -> None:  # noqa: ANN401 - a generated struct
     if not body.trainable:
         return
     for choice in body.choices:
-        num_tokens = len(choice.completion_token_ids) // 4
-        if len(choice.logprobs) // 4 != num_tokens:
-            raise BrokenEvent(
-                Kind.LENGTHS, f"{len(choice.logprobs) // 4} logprobs for {num_tokens} tokens"
-            )
-        if not spans_tile(choice.version_spans, num_tokens):
+        num_tokens = count_of(choice.completion_token_ids)
+        num_logprobs = count_of(choice.logprobs)
+        if num_logprobs != num_tokens:
+            raise BrokenEvent(Kind.LENGTHS, f"{num_logprobs} logprobs for {num_tokens} tokens")
+        if not spans_tile(choice.version_spans, num_tokens=num_tokens):
             raise BrokenEvent(Kind.SPANS, "version spans do not tile the completion")
 
 
@@ -106,39 +116,51 @@ def all_in_vocabulary(bodies: Sequence[Any], vocab_size: int) -> bool:
     return not _is_outside(np.frombuffer(packed, dtype="<i4"), vocab_size).any()
 
 
-def all_finite(choices: Sequence[Any]) -> bool:
-    """Whether every log-probability of these completions is finite."""
-    packed = b"".join([choice.logprobs for choice in choices])
-    return bool(np.isfinite(np.frombuffer(packed, dtype="<f4")).all())
+def all_usable(choices: Sequence[Any]) -> bool:
+    """Whether learning can use every log-probability of these completions; one look over all."""
+    return are_usable(b"".join([choice.logprobs for choice in choices]))
 
 
-def why_untrainable(body: Any, choice: Any, *, check_finite: bool = True) -> str | None:  # noqa: ANN401
-    """What a completion that broke no promise misses for learning, or None.
+def why_untrainable(
+    body: Any,  # noqa: ANN401 - a generated struct
+    choice: Any,  # noqa: ANN401
+    *,
+    extra: str | None = None,
+    check_logprobs: bool = True,
+) -> str | None:
+    """Why a completion cannot be learned from, or None when it can.
+
+    A claim to be trainable is verified by the rule that the gateway applies
+    (`rollout_store.trainability`); a claim to be untrainable is believed.
 
     Args:
         body: The interaction.
         choice: The completion.
-        check_finite: False when its log-probabilities are known to be finite.
+        extra: JSON of its undeclared fields, in which other sampling parameters are.
+        check_logprobs: False when `all_usable` holds for its log-probabilities.
     """
     if not body.trainable:
-        return body.untrainable_reason or "the gateway gave no reason"
-    if body.parent_id is None and body.prefix_length:
-        return "prefix_length without a parent"
-    if not body.prompt_token_ids and not body.prefix_length:
-        return "no prompt tokens"
-    if check_finite and not np.isfinite(np.frombuffer(choice.logprobs, dtype="<f4")).all():
-        return "a logprob is not finite"
-    return None
+        return body.untrainable_reason or fault_of(Reason.UNEXPLAINED).text
+    fault = (
+        prompt_fault(
+            num_prompt_tokens=count_of(body.prompt_token_ids),
+            prefix_length=body.prefix_length,
+            parent_id=body.parent_id,
+        )
+        or request_fault(
+            arm=body.arm,
+            sampling=body.sampling,
+            logprob_mode=body.logprob_mode,
+            other_parameters=_other_parameters(extra),
+        )
+        or completion_fault(choice, policy=body.policy, check_logprobs=check_logprobs)
+    )
+    return None if fault is None else fault.text
 
 
-def spans_tile(spans: Sequence[Any], num_tokens: int) -> bool:
-    """Whether the spans cover the tokens from the first to the last, in order and without gaps."""
-    at = 0
-    for span in spans:
-        if span.start != at or span.end <= at:
-            return False
-        at = span.end
-    return at == num_tokens
+def _other_parameters(extra: str | None) -> Collection[str]:
+    """Names of the undeclared sampling parameters of an event."""
+    return () if extra is None else json.loads(extra).get("sampling", ())
 
 
 def _token_arrays(body: Any) -> list[bytes]:  # noqa: ANN401

@@ -6,11 +6,11 @@ that was restarted and not yet seeded again says `default`, and gets no request.
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onlinerl.errors import EngineFailed
+from onlinerl.rollout_store.policy_version import PolicyVersion
 from onlinerl.serving.config import RoutingConfig
 from onlinerl.serving.interaction.engine import Engine
 from onlinerl.serving.observability.routing_metrics import RoutingMetrics
@@ -71,7 +71,6 @@ class ReplicaPool:
         self.asks_adapters: Callable[[], bool] = lambda: False
         """Whether a look also asks which adapters are loaded."""
         self.policy = policy
-        self._own_version = re.compile(rf"{re.escape(policy)}/[1-9][0-9]*")
         self._poll_s = poll_s
         self._metrics = metrics
         self._watchers: list[asyncio.Task[None]] = []
@@ -116,7 +115,7 @@ class ReplicaPool:
 
     def saw(self, replica: Replica, version: str) -> None:
         """An engine told its version, when asked or in an answer: it is taken at once."""
-        if self._own_version.fullmatch(version):
+        if PolicyVersion.find(version, policy=self.policy) is not None:
             self._change(replica, told=version)
         else:
             self._change(replica, told=None, reason=f"an engine serves {version!r}")
