@@ -33,22 +33,22 @@ class PolicyVersion:
             ValueError: `text` is not `POLICY/NUMBER`, with a number from 1 on, below 2**63 and
                 without leading zeros.
         """
-        parts = _parts(text)
-        if parts is None:
+        version = cls._parse(text)
+        if version is None:
             raise ValueError(f"{text!r} is not a policy version such as 'assistant/12'")
-        return cls(*parts)
+        return version
 
     @classmethod
     def find(cls, text: str, *, policy: str) -> Self | None:
         """The version of `policy` that `text` names, or None when it names no such version."""
-        parts = _parts(text)
-        return cls(*parts) if parts is not None and parts[0] == policy else None
+        version = cls._parse(text)
+        return version if version is not None and version.policy == policy else None
 
-
-@functools.lru_cache(maxsize=1024)
-def _parts(text: str) -> tuple[str, int] | None:
-    """Policy and number; cached, because ingest reads the same few versions in every row."""
-    match = _PATTERN.fullmatch(text)
-    if match is None or int(match["number"]) > _MAX_NUMBER:
-        return None
-    return match["policy"], int(match["number"])
+    @classmethod
+    @functools.lru_cache(maxsize=1024)
+    def _parse(cls, text: str) -> Self | None:
+        """Cached, because every row that ingest stores names one of a few versions."""
+        match = _PATTERN.fullmatch(text)
+        if match is None or int(match["number"]) > _MAX_NUMBER:
+            return None
+        return cls(match["policy"], int(match["number"]))
