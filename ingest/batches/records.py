@@ -15,14 +15,14 @@ from onlinerl.rollout_store.schema import Completion, DeadLetterRow, FeedbackRow
 from onlinerl.rollout_store.tables.rows import schema_of
 
 
-class Found(NamedTuple):
+class DecodedRecord(NamedTuple):
     """An event and the record that it came in."""
 
     record: LogRecord
     event: Event
 
 
-def interaction_table(found: Sequence[Found], *, ingested_at: datetime) -> pa.Table:
+def interaction_table(found: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
     """One row per completion, in the order of the events.
 
     Raises:
@@ -50,7 +50,7 @@ def interaction_table(found: Sequence[Found], *, ingested_at: datetime) -> pa.Ta
     return _table(InteractionRow, owners, records, known, ingested_at)
 
 
-def feedback_table(found: Sequence[Found], *, ingested_at: datetime) -> pa.Table:
+def feedback_table(found: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
     """One row per event.
 
     Raises:

@@ -8,7 +8,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from onlinerl.ingest.batches.recent import EventKey, Lengths, RecentEvents, event_key, length_of
-from onlinerl.ingest.batches.records import Found, dead_letter, feedback_table, interaction_table
+from onlinerl.ingest.batches.records import (
+    DecodedRecord,
+    dead_letter,
+    feedback_table,
+    interaction_table,
+)
 from onlinerl.ingest.decoding.contract import (
     BrokenEvent,
     Kind,
@@ -33,7 +38,7 @@ from onlinerl.rollout_store.schema import (
 class TableOf(Protocol):
     """Makes rows of events."""
 
-    def __call__(self, found: Sequence[Found], *, ingested_at: datetime) -> pa.Table:
+    def __call__(self, found: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
         """Rows in the order of the events; ValueError for a value that no column holds."""
         ...
 
@@ -115,7 +120,7 @@ class _Sorting:
     route: Route
     recent: RecentEvents
     ingested_at: datetime
-    found: list[Found] = field(default_factory=list)
+    found: list[DecodedRecord] = field(default_factory=list)
     events: dict[EventKey, Lengths] = field(default_factory=dict)
     dead: list[DeadLetterRow] = field(default_factory=list)
     dead_by_kind: dict[Kind, int] = field(default_factory=dict)
@@ -132,7 +137,7 @@ class _Sorting:
             if event is None:
                 self.num_withheld += 1
             else:
-                self.found.append(Found(record, event))
+                self.found.append(DecodedRecord(record, event))
 
     def check_interactions(self, vocab_size: int) -> None:
         self._keep(check_shape)
@@ -172,7 +177,7 @@ class _Sorting:
                     self.found.append(one)
             return self._table(self.found)
 
-    def _table(self, found: Sequence[Found]) -> pa.Table:
+    def _table(self, found: Sequence[DecodedRecord]) -> pa.Table:
         return self.route.table_of(found, ingested_at=self.ingested_at)
 
     def _keep(self, check: Callable[[Any], None]) -> None:
@@ -185,7 +190,7 @@ class _Sorting:
             else:
                 self.found.append(one)
 
-    def _has_its_prefix(self, one: Found) -> bool:
+    def _has_its_prefix(self, one: DecodedRecord) -> bool:
         body = one.event.body
         if body.parent_id is None:
             return True

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from onlinerl.errors import ConfigError, ServiceUnavailable
-from onlinerl.ingest.dead_letters.letters import Letter, Selection, find_letters, replay
+from onlinerl.ingest.dead_letters.replay import DeadLetter, Selection, find_dead_letters, replay
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.rollout_store.event_log import MAX_MESSAGE_BYTES, broker_errors, ensure_topics
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
@@ -27,7 +27,7 @@ def run_list(
     Raises:
         ServiceUnavailable: there are no tables yet.
     """
-    found = find_letters(_store(settings), selection)
+    found = find_dead_letters(_store(settings), selection)
     newest = heapq.nlargest(limit, map(_shown, found), key=lambda row: row["ingested_at"])
     if format == "json":
         for row in newest:
@@ -50,7 +50,7 @@ def run_replay(
         raise ConfigError("say which letters: --reason, --topic, --since, --id, or --all")
     store = _store(settings)
     # Of the table as it is now: a letter that comes back must not be sent again by this command.
-    letters = find_letters(store, selection)
+    letters = find_dead_letters(store, selection)
     if dry_run:
         sys.stdout.write(f"{sum(1 for _ in letters)} letters would be sent again\n")
         return 0
@@ -110,9 +110,9 @@ def _store(settings: "Settings") -> DeltaStore:
     return DeltaStore(settings.store_root, settings.store.storage_options)
 
 
-def _shown(letter: Letter) -> dict[str, Any]:
+def _shown(letter: DeadLetter) -> dict[str, Any]:
     return {
-        "id": letter.letter_id,
+        "id": letter.digest,
         "ingested_at": letter.ingested_at.isoformat(),
         "topic": letter.topic,
         "partition": letter.partition,

@@ -169,14 +169,14 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
     from onlinerl.ingest.dead_letters.command import run_list, run_replay
-    from onlinerl.ingest.dead_letters.letters import Selection
+    from onlinerl.ingest.dead_letters.replay import Selection
 
     is_list = arguments.action == "list"
     selection = Selection(
         reason=arguments.reason,
         topic=arguments.topic,
         since=arguments.since,
-        letter_id=arguments.id,
+        digest=arguments.id,
         with_replayed=is_list and arguments.all,
     )
     settings = _settings(arguments)

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onlinerl.errors import InvalidEvent
-from onlinerl.ingest.batches.records import Found
+from onlinerl.ingest.batches.records import DecodedRecord
 from onlinerl.ingest.batches.sorting import Batch, Route
 from onlinerl.ingest.decoding import reading
 from onlinerl.ingest.decoding.contract import BrokenEvent
@@ -80,7 +80,7 @@ def outcome(value: bytes, route: Route) -> Any:
 
 def table(event: reading.Event, route: Route) -> Any:
     """The rows as text: NaN is not equal to itself."""
-    return repr(route.table_of([Found(record(b""), event)], ingested_at=NOON).to_pylist())
+    return repr(route.table_of([DecodedRecord(record(b""), event)], ingested_at=NOON).to_pylist())
 
 
 def agree(value: bytes, route: Route) -> bool:

@@ -11,7 +11,7 @@ from onlinerl.errors import ServiceUnavailable, StoreConflict
 from onlinerl.ingest.batches.sorting import ROUTES
 from onlinerl.ingest.committing.writer import STEPS, TableWriter
 from onlinerl.ingest.config import IngestConfig
-from onlinerl.ingest.event_log.log import EventLog, Fetched, LogRecord, MemoryLog
+from onlinerl.ingest.event_log.log import EventLog, LogRecord, MemoryLog, PollResult
 from onlinerl.ingest.loop.ingester import Ingester
 from onlinerl.rollout_store.event_log import ALL_TOPICS
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
@@ -155,7 +155,7 @@ class Recreating(MemoryLog):
 
     recreated = False
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         fetched = super().poll(timeout_s)
         if fetched.records and not self.recreated:
             self.recreated = True
@@ -260,7 +260,7 @@ class Moody(MemoryLog):
 
     away = 0
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         if self.away:
             self.away -= 1
             raise ServiceUnavailable("the broker is away")
@@ -301,7 +301,7 @@ def test_a_broker_that_is_away_is_waited_for_and_said_so(tmp_path: Path) -> None
 class GoesAway(MemoryLog):
     """Gives its records once and is never seen again."""
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         fetched = super().poll(timeout_s)
         if not fetched.records and fetched.assigned is None:
             raise ServiceUnavailable("the broker is away")
@@ -328,7 +328,7 @@ def test_what_was_read_is_stored_although_the_broker_stays_away(tmp_path: Path) 
 def stop_after_a_poll(log: Moody, stop: threading.Event) -> None:
     poll = log.poll
 
-    def poll_and_stop(timeout_s: float) -> Fetched:
+    def poll_and_stop(timeout_s: float) -> PollResult:
         fetched = poll(timeout_s)
         if fetched.records:
             stop.set()

@@ -5,7 +5,7 @@ import pytest
 
 from onlinerl.errors import CommitStuck, StoreConflict
 from onlinerl.ingest.batches.sorting import ROUTES, Route
-from onlinerl.ingest.committing.lane import CommitLane
+from onlinerl.ingest.committing.commit_thread import CommitThread
 from onlinerl.ingest.event_log.log import LogRecord
 
 RECORD = LogRecord("t", 0, 0, b"k", b"value")
@@ -28,58 +28,63 @@ class Writing:
 
 def test_a_batch_is_written_beside_and_its_size_counts_until_it_is_settled() -> None:
     write = Writing()
-    lane = CommitLane(write, timeout_s=30)
-    lane.submit(ROUTES[0], [RECORD, RECORD])
-    busy, size_bytes, early = lane.is_busy, lane.size_bytes, list(write.batches)
+    commit_thread = CommitThread(write, timeout_s=30)
+    commit_thread.submit(ROUTES[0], [RECORD, RECORD])
+    busy, size_bytes, early = commit_thread.is_busy, commit_thread.size_bytes, list(write.batches)
     write.go.set()
-    lane.settle()
-    lane.close()
+    commit_thread.settle()
+    commit_thread.close()
 
     assert (busy, size_bytes, early) == (True, 12, [])
-    assert (write.batches, lane.is_busy, lane.is_free, lane.size_bytes) == ([2], False, True, 0)
+    assert (
+        write.batches,
+        commit_thread.is_busy,
+        commit_thread.is_free,
+        commit_thread.size_bytes,
+    ) == ([2], False, True, 0)
 
 
 def test_nothing_to_write_occupies_nothing() -> None:
-    lane = CommitLane(Writing(), timeout_s=30)
-    lane.submit(ROUTES[0], [])
+    commit_thread = CommitThread(Writing(), timeout_s=30)
+    commit_thread.submit(ROUTES[0], [])
 
-    assert lane.is_free
-    lane.settle()
-    lane.close()
+    assert commit_thread.is_free
+    commit_thread.settle()
+    commit_thread.close()
 
 
 def test_an_error_is_raised_where_it_is_waited_for_and_once() -> None:
     write = Writing()
     write.error = StoreConflict("fenced")
     write.go.set()
-    lane = CommitLane(write, timeout_s=30)
-    lane.submit(ROUTES[0], [RECORD])
+    commit_thread = CommitThread(write, timeout_s=30)
+    commit_thread.submit(ROUTES[0], [RECORD])
     with pytest.raises(StoreConflict, match="fenced"):
-        lane.settle()
-    lane.settle()
+        commit_thread.settle()
+    commit_thread.settle()
 
-    assert lane.is_free
-    lane.close()
+    assert commit_thread.is_free
+    commit_thread.close()
 
 
 def test_a_batch_cannot_overtake_the_one_before() -> None:
     write = Writing()
-    lane = CommitLane(write, timeout_s=30)
-    lane.submit(ROUTES[0], [RECORD])
+    commit_thread = CommitThread(write, timeout_s=30)
+    commit_thread.submit(ROUTES[0], [RECORD])
     with pytest.raises(AssertionError, match="not settled"):
-        lane.submit(ROUTES[0], [RECORD])
+        commit_thread.submit(ROUTES[0], [RECORD])
     write.go.set()
-    lane.settle()
-    lane.close()
+    commit_thread.settle()
+    commit_thread.close()
 
 
 def test_waiting_has_an_end() -> None:
     write = Writing()
-    lane = CommitLane(write, timeout_s=0.01)
-    lane.submit(ROUTES[0], [RECORD])
-    lane.wait(0.01)
+    commit_thread = CommitThread(write, timeout_s=0.01)
+    commit_thread.submit(ROUTES[0], [RECORD])
+    commit_thread.wait(0.01)
     with pytest.raises(CommitStuck, match=r"0\.01 s"):
-        lane.settle()
+        commit_thread.settle()
 
-    assert lane.is_busy
+    assert commit_thread.is_busy
     write.go.set()

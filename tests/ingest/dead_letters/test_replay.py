@@ -8,7 +8,7 @@ import pytest
 
 from onlinerl.errors import ConfigError, ServiceUnavailable
 from onlinerl.ingest.dead_letters.command import run_list, run_replay
-from onlinerl.ingest.dead_letters.letters import Letter, Selection, find_letters, replay
+from onlinerl.ingest.dead_letters.replay import DeadLetter, Selection, find_dead_letters, replay
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
 from onlinerl.settings import load
 from tests.events import NOON, interaction
@@ -43,9 +43,9 @@ class Resending:
             self.world.log.produce(topic, value, key=key)
 
 
-def letters(world: World, **selection: object) -> list[Letter]:
+def letters(world: World, **selection: object) -> list[DeadLetter]:
     chosen = Selection(**selection)  # type: ignore[arg-type]  # overrides of any field
-    return sorted(find_letters(world.store, chosen), key=lambda letter: letter.reason)
+    return sorted(find_dead_letters(world.store, chosen), key=lambda letter: letter.reason)
 
 
 def bring_back(world: World, **selection: object) -> int:
@@ -58,18 +58,18 @@ def bring_back(world: World, **selection: object) -> int:
     )
 
 
-def kinds(found: list[Letter]) -> list[str]:
+def kinds(found: list[DeadLetter]) -> list[str]:
     return [letter.reason.split(":")[0] for letter in found]
 
 
 def test_letters_are_found_by_reason_topic_time_and_id(world: World) -> None:
     all_of_them = letters(world)
-    chosen = all_of_them[1].letter_id[:10]
+    chosen = all_of_them[1].digest[:10]
 
     assert kinds(all_of_them) == ["not_json", "not_json", "vocabulary"]
     assert kinds(letters(world, reason="vocabulary")) == ["vocabulary"]
     assert [one.payload for one in letters(world, topic=FEEDBACK_TOPIC)] == [b"["]
-    assert letters(world, letter_id=chosen) == [all_of_them[1]]
+    assert letters(world, digest=chosen) == [all_of_them[1]]
     assert len(letters(world, since=NOON)) == 3
     assert letters(world, since=NOON + timedelta(seconds=1)) == []
 
@@ -96,7 +96,7 @@ def test_a_letter_that_is_still_broken_is_another_letter(world: World) -> None:
     after = letters(world, reason="vocabulary")
 
     assert len(after) == 1
-    assert after[0].letter_id not in {letter.letter_id for letter in before}
+    assert after[0].digest not in {letter.digest for letter in before}
     assert after[0].payload == before[2].payload
 
 
@@ -118,7 +118,7 @@ def test_what_was_sent_before_the_broker_went_away_is_recorded(tmp_path: Path) -
     with pytest.raises(ServiceUnavailable):
         replay(
             world.store,
-            find_letters(world.store, Selection()),
+            find_dead_letters(world.store, Selection()),
             resender=Resending(world, fails_at=2),
             actor="me",
             now=lambda: NOON,

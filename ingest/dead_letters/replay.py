@@ -27,10 +27,10 @@ _CHUNK_LETTERS = 500
 
 
 @dataclass(frozen=True)
-class Letter:
+class DeadLetter:
     """One dead letter and whether it was replayed."""
 
-    letter_id: str
+    digest: str
     """Digest over where it lay, when it was stored and what it is."""
     topic: str
     partition: int
@@ -51,7 +51,7 @@ class Selection:
     topic: str | None = None
     since: datetime | None = None
     """Stored at or after."""
-    letter_id: str | None = None
+    digest: str | None = None
     """Its id begins with this."""
     with_replayed: bool = False
     """Also letters that were replayed already."""
@@ -59,7 +59,7 @@ class Selection:
     @property
     def is_narrow(self) -> bool:
         """Whether it says anything about which letters."""
-        return (self.reason, self.topic, self.since, self.letter_id) != (None, None, None, None)
+        return (self.reason, self.topic, self.since, self.digest) != (None, None, None, None)
 
 
 class Resender(Protocol):
@@ -74,7 +74,7 @@ class Resender(Protocol):
         ...
 
 
-def find_letters(store: DeltaStore, selection: Selection) -> Iterator[Letter]:
+def find_dead_letters(store: DeltaStore, selection: Selection) -> Iterator[DeadLetter]:
     """The letters of a selection, read a few at a time, in no particular order.
 
     Raises:
@@ -96,7 +96,7 @@ def find_letters(store: DeltaStore, selection: Selection) -> Iterator[Letter]:
 
 def replay(
     store: DeltaStore,
-    letters: Iterator[Letter],
+    letters: Iterator[DeadLetter],
     *,
     resender: Resender,
     actor: str,
@@ -122,7 +122,7 @@ def replay(
             actor=actor,
             action=ACTION,
             subject=f"{len(chunk)} letters of {', '.join(sorted({one.topic for one in chunk}))}",
-            detail={"letters": [letter.letter_id for letter in chunk]},
+            detail={"letters": [letter.digest for letter in chunk]},
             at=now(),
         )
         count += len(chunk)
@@ -138,25 +138,25 @@ def replayed_ids(store: DeltaStore) -> frozenset[str]:
     return frozenset(letter for text in details for letter in json.loads(text)["letters"])
 
 
-def _letter(row: dict[str, Any], replayed: frozenset[str]) -> Letter:
+def _letter(row: dict[str, Any], replayed: frozenset[str]) -> DeadLetter:
     names = ("topic", "partition", "offset", "reason", "ingested_at", "key", "payload")
     place = f"{row['topic']}/{row['partition']}/{row['offset']}/{row['ingested_at'].isoformat()}/"
-    letter_id = hashlib.sha256(place.encode() + row["payload"]).hexdigest()[:24]
+    digest = hashlib.sha256(place.encode() + row["payload"]).hexdigest()[:24]
     fields = {name: row[name] for name in names}
-    return Letter(letter_id=letter_id, is_replayed=letter_id in replayed, **fields)
+    return DeadLetter(digest=digest, is_replayed=digest in replayed, **fields)
 
 
-def _is_selected(letter: Letter, selection: Selection) -> bool:
+def _is_selected(letter: DeadLetter, selection: Selection) -> bool:
     return (
         (selection.with_replayed or not letter.is_replayed)
         and letter.reason.startswith(selection.reason or "")
         and selection.topic in (None, letter.topic)
-        and letter.letter_id.startswith(selection.letter_id or "")
+        and letter.digest.startswith(selection.digest or "")
     )
 
 
-def _chunks(letters: Iterator[Letter]) -> Iterator[list[Letter]]:
-    chunk: list[Letter] = []
+def _chunks(letters: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
+    chunk: list[DeadLetter] = []
     size_bytes = 0
     for letter in letters:
         chunk.append(letter)

@@ -13,7 +13,7 @@ from onlinerl.errors import CommitStuck, ServiceUnavailable, StoreConflict
 from onlinerl.ingest.batches.sorting import ROUTES, Route
 from onlinerl.ingest.committing.writer import TableWriter
 from onlinerl.ingest.config import IngestConfig
-from onlinerl.ingest.event_log.log import Fetched, LogRecord, MemoryLog, Partition
+from onlinerl.ingest.event_log.log import LogRecord, MemoryLog, Partition, PollResult
 from onlinerl.ingest.loop.ingester import Ingester
 from onlinerl.rollout_store.event_log import ALL_TOPICS
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
@@ -51,7 +51,7 @@ class Eventful(MemoryLog):
         self.left = after
         self.happens = happens
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         fetched = super().poll(timeout_s)
         self.left -= bool(fetched.records)
         if fetched.records and self.left == 0:
@@ -136,7 +136,7 @@ def test_of_two_that_see_the_same_cut_one_gives_way_and_loses_nothing(world: Wor
     class Cut(MemoryLog):
         is_told = False
 
-        def poll(self, timeout_s: float) -> Fetched:
+        def poll(self, timeout_s: float) -> PollResult:
             fetched = super().poll(timeout_s)
             if fetched.restarted and not self.is_told:
                 self.is_told = True
@@ -188,9 +188,9 @@ def test_what_was_dropped_in_the_middle_of_the_log_is_read_again(world: World) -
         zombie.write(ROUTES[0], log._logs[INTERACTIONS_TOPIC, 0].records[:1])
 
     class Waits(Eventful):
-        def poll(self, timeout_s: float) -> Fetched:
+        def poll(self, timeout_s: float) -> PollResult:
             quiet = self.left <= 0 and not writer.num_late
-            return Fetched() if quiet else super().poll(timeout_s)
+            return PollResult() if quiet else super().poll(timeout_s)
 
     world.log = Waits(after=1, happens=zombie_commits)
     expected = fill(world, 12)
@@ -232,7 +232,7 @@ class Watched(MemoryLog):
         self.delivered = 0
         self.most_held = 0
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         self.left -= self.paused
         if self.left <= 0:
             self.writer.gate.set()
@@ -307,7 +307,7 @@ def test_a_disk_that_was_full_loses_and_doubles_nothing(world: World, failures: 
     log = world.log
 
     class Ends(MemoryLog):
-        def poll(self, timeout_s: float) -> Fetched:
+        def poll(self, timeout_s: float) -> PollResult:
             fetched = log.poll(timeout_s)
             stored = world.counts("interactions", "interaction_id")
             if not fetched.records and stored == expected:
