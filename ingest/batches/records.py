@@ -1,4 +1,4 @@
-"""From events to rows, as Arrow tables; and from broken records to dead letters."""
+"""Turns events into rows, as Arrow tables, and broken records into dead letters."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -16,19 +16,19 @@ from onlinerl.rollout_store.tables.rows import schema_of
 
 
 class DecodedRecord(NamedTuple):
-    """An event and the record that it came in."""
+    """A record and the event in it."""
 
     record: LogRecord
     event: Event
 
 
-def interaction_table(found: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
+def interaction_table(decoded: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
     """One row per completion, in the order of the events.
 
     Raises:
-        ValueError, OverflowError, TypeError: for a value that its column cannot hold.
+        ValueError, OverflowError, TypeError: A column cannot hold a value.
     """
-    places = [(one, at) for one in found for at in range(len(one.event.body.choices))]
+    places = [(one, at) for one in decoded for at in range(len(one.event.body.choices))]
     owners = [one.event.body for one, _ in places]
     choices = [one.event.body.choices[at] for one, at in places]
     extras = [one.event.extra[at] if one.event.extra else None for one, at in places]
@@ -50,20 +50,20 @@ def interaction_table(found: Sequence[DecodedRecord], *, ingested_at: datetime) 
     return _table(InteractionRow, owners, records, known, ingested_at)
 
 
-def feedback_table(found: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
+def feedback_table(decoded: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
     """One row per event.
 
     Raises:
-        ValueError, OverflowError, TypeError: for a value that its column cannot hold.
+        ValueError, OverflowError, TypeError: A column cannot hold a value.
     """
-    bodies = [one.event.body for one in found]
-    extras = [one.event.extra[0] if one.event.extra else None for one in found]
-    records = [one.record for one in found]
+    bodies = [one.event.body for one in decoded]
+    extras = [one.event.extra[0] if one.event.extra else None for one in decoded]
+    records = [one.record for one in decoded]
     return _table(FeedbackRow, bodies, records, {"extra": extras}, ingested_at)
 
 
 def dead_letter(record: LogRecord, *, reason: str, ingested_at: datetime) -> DeadLetterRow:
-    """The row that keeps a record which broke the contract, byte for byte."""
+    """The row that keeps a broken record byte for byte."""
     return DeadLetterRow(
         topic=record.topic,
         partition=record.partition,
@@ -77,7 +77,7 @@ def dead_letter(record: LogRecord, *, reason: str, ingested_at: datetime) -> Dea
 
 
 def _last_version(policy: str, choice: Any) -> int | None:  # noqa: ANN401 - a generated struct
-    """Number of the version that sampled the last token; None when it names none of the policy."""
+    """Number of the policy version that sampled the last token; None when it is not known."""
     if not choice.version_spans:
         return None
     version = PolicyVersion.find(choice.version_spans[-1].version, policy=policy)

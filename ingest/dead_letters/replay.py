@@ -1,9 +1,10 @@
-"""Dead letters: which there are, and bringing them back after what broke them was mended.
+"""Finds dead letters, and sends them to their topics again once their cause is mended.
 
-A replay puts the bytes of a letter into its topic again, unchanged and under its key. Ingest then
-reads them like any other record: an event that is stored already is recognised by its id, one that
-is still broken becomes another letter. What was replayed is an act in the table `audit`, so that it
-is not replayed again; a crash between the two replays it once more, which does no harm.
+A replay puts the bytes of a dead letter into its topic again, unchanged and under its key. Ingest
+reads them like any other record: an event that is already stored is recognised by its id, and one
+that is still broken becomes another dead letter. A replay is recorded in the table `audit`, so that
+the same dead letter is not sent twice. After a crash between sending and recording it is sent once
+more, which does no harm.
 """
 
 import hashlib
@@ -19,19 +20,19 @@ from onlinerl.rollout_store.tables.audit import record_act
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
 ACTION = "replay dead letters"
-"""Of the table `audit`; the detail of such an act lists the ids of the letters."""
+"""The action of a replay in the table `audit`; its detail lists the digests of the dead letters."""
 
 _BATCH_ROWS = 256
 _CHUNK_BYTES = 8 * 1024**2
-_CHUNK_LETTERS = 500
+_CHUNK_ROWS = 500
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One dead letter and whether it was replayed."""
+    """One dead letter, and whether it was replayed."""
 
     digest: str
-    """Digest over where it lay, when it was stored and what it is."""
+    """Identifies the dead letter: a digest over its position, payload, and time of storage."""
     topic: str
     partition: int
     offset: int
@@ -44,41 +45,45 @@ class DeadLetter:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which letters; everything that is not None has to hold."""
+    """Selects dead letters; every field that is not None must match."""
 
     reason: str | None = None
-    """The reason begins with this: a kind like `spans`, or more."""
+    """Beginning of the reason: a kind such as `spans`, or more."""
     topic: str | None = None
+    """Topic of the record."""
     since: datetime | None = None
-    """Stored at or after."""
+    """Stored at this time or later."""
     digest: str | None = None
-    """Its id begins with this."""
+    """Beginning of the digest."""
     with_replayed: bool = False
-    """Also letters that were replayed already."""
+    """Whether dead letters that were already replayed are selected too."""
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it says anything about which letters."""
+        """Whether at least one field narrows the selection."""
         return (self.reason, self.topic, self.since, self.digest) != (None, None, None, None)
 
 
 class Resender(Protocol):
-    """Puts records into the log."""
+    """Appends records to the log."""
 
     def send(self, records: Sequence[tuple[str, bytes | None, bytes]]) -> None:
-        """Topic, key and value of each; returns when all are acknowledged.
+        """Send records and return when all are acknowledged.
+
+        Args:
+            records: Topic, key and value of each.
 
         Raises:
-            ServiceUnavailable: some may have been taken.
+            ServiceUnavailable: The log did not acknowledge all; it may hold some of them.
         """
         ...
 
 
 def find_dead_letters(store: DeltaStore, selection: Selection) -> Iterator[DeadLetter]:
-    """The letters of a selection, read a few at a time, in no particular order.
+    """The dead letters of a selection, read a few at a time, in no particular order.
 
     Raises:
-        ServiceUnavailable: there are no tables yet, or the storage failed.
+        ServiceUnavailable: There are no tables yet, or the storage failed.
     """
     replayed = replayed_ids(store)
     scanner = store.dataset("dead_letters").scanner(
@@ -89,40 +94,40 @@ def find_dead_letters(store: DeltaStore, selection: Selection) -> Iterator[DeadL
     )
     for batch in scanner.to_batches():
         for row in batch.to_pylist():
-            letter = _letter(row, replayed)
-            if _is_selected(letter, selection):
-                yield letter
+            dead_letter = _dead_letter(row, replayed)
+            if _is_selected(dead_letter, selection):
+                yield dead_letter
 
 
 def replay(
     store: DeltaStore,
-    letters: Iterator[DeadLetter],
+    dead_letters: Iterator[DeadLetter],
     *,
     resender: Resender,
     actor: str,
     now: Callable[[], datetime],
 ) -> int:
-    """Send letters again and record it, a bounded number at a time; returns how many.
+    """Send dead letters again and record it, a bounded number at a time; returns how many.
 
     Args:
-        store: Its table `audit` is where it is recorded.
-        letters: To send; none of them may be sent twice.
-        resender: The log.
-        actor: Who asks.
+        store: Holds the table `audit`, in which the replay is recorded.
+        dead_letters: The dead letters to send, each of them once.
+        resender: Sends them to the log.
+        actor: Who asks, for the record.
         now: The time for the record.
 
     Raises:
-        ServiceUnavailable: the log or the storage failed; what was recorded is done.
+        ServiceUnavailable: The log or the storage failed. Recorded dead letters were sent.
     """
     count = 0
-    for chunk in _chunks(letters):
-        resender.send([(letter.topic, letter.key, letter.payload) for letter in chunk])
+    for chunk in _chunks(dead_letters):
+        resender.send([(one.topic, one.key, one.payload) for one in chunk])
         record_act(
             store,
             actor=actor,
             action=ACTION,
             subject=f"{len(chunk)} letters of {', '.join(sorted({one.topic for one in chunk}))}",
-            detail={"letters": [letter.digest for letter in chunk]},
+            detail={"letters": [one.digest for one in chunk]},
             at=now(),
         )
         count += len(chunk)
@@ -130,15 +135,15 @@ def replay(
 
 
 def replayed_ids(store: DeltaStore) -> frozenset[str]:
-    """Ids of the letters that were replayed."""
+    """Digests of the dead letters that were already replayed."""
     acts = store.dataset("audit").scanner(
         columns=["detail"], filter=pc.field("action") == ACTION, batch_size=_BATCH_ROWS
     )
     details = [text for batch in acts.to_batches() for text in batch["detail"].to_pylist()]
-    return frozenset(letter for text in details for letter in json.loads(text)["letters"])
+    return frozenset(digest for text in details for digest in json.loads(text)["letters"])
 
 
-def _letter(row: dict[str, Any], replayed: frozenset[str]) -> DeadLetter:
+def _dead_letter(row: dict[str, Any], replayed: frozenset[str]) -> DeadLetter:
     names = ("topic", "partition", "offset", "reason", "ingested_at", "key", "payload")
     place = f"{row['topic']}/{row['partition']}/{row['offset']}/{row['ingested_at'].isoformat()}/"
     digest = hashlib.sha256(place.encode() + row["payload"]).hexdigest()[:24]
@@ -146,22 +151,22 @@ def _letter(row: dict[str, Any], replayed: frozenset[str]) -> DeadLetter:
     return DeadLetter(digest=digest, is_replayed=digest in replayed, **fields)
 
 
-def _is_selected(letter: DeadLetter, selection: Selection) -> bool:
+def _is_selected(dead_letter: DeadLetter, selection: Selection) -> bool:
     return (
-        (selection.with_replayed or not letter.is_replayed)
-        and letter.reason.startswith(selection.reason or "")
-        and selection.topic in (None, letter.topic)
-        and letter.digest.startswith(selection.digest or "")
+        (selection.with_replayed or not dead_letter.is_replayed)
+        and dead_letter.reason.startswith(selection.reason or "")
+        and selection.topic in (None, dead_letter.topic)
+        and dead_letter.digest.startswith(selection.digest or "")
     )
 
 
-def _chunks(letters: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
+def _chunks(dead_letters: Iterator[DeadLetter]) -> Iterator[list[DeadLetter]]:
     chunk: list[DeadLetter] = []
     size_bytes = 0
-    for letter in letters:
-        chunk.append(letter)
-        size_bytes += len(letter.payload)
-        if len(chunk) == _CHUNK_LETTERS or size_bytes >= _CHUNK_BYTES:
+    for dead_letter in dead_letters:
+        chunk.append(dead_letter)
+        size_bytes += len(dead_letter.payload)
+        if len(chunk) == _CHUNK_ROWS or size_bytes >= _CHUNK_BYTES:
             yield chunk
             chunk, size_bytes = [], 0
     if chunk:

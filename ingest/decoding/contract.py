@@ -1,14 +1,14 @@
-"""What an event has promised, and what happens to one that broke a promise.
+"""The event contract, and what happens to an event that breaks it.
 
-A record is *dead*, kept byte for byte with its reason, when nobody can tell what it means: it is
-not JSON, is of another schema version, has a field of another type, or names token ids that do not
-exist. So is an event that claims to be trainable although its lengths disagree or its version spans
-do not tile, because whoever wrote it counted wrong, and one whose prefix is longer than the parent
-it continues, because its prompt cannot be put together.
+A record becomes a *dead letter*, kept byte for byte with its reason, when its meaning is unclear:
+it is not JSON, has another schema version, has a field of a wrong type, or names token ids that do
+not exist. The same happens to an event that claims to be trainable although its lengths disagree or
+its version spans do not tile the completion, because its writer counted wrong; and to an event
+whose prefix is longer than its parent, because its prompt cannot be put together.
 
-An event is *kept untrainable* when it says so itself, with whatever is missing in it, and when it
-is whole but nothing can be learned from it: a log-probability that is not finite, no prompt, a
-prefix without a parent. It was served, so it is logged.
+An event is stored as *untrainable* when it says so itself, whatever it lacks, and when it is whole
+but fails the rule for what may be learned from (`rollout_store.trainability`). It was served, so it
+is logged.
 """
 
 import json
@@ -32,7 +32,7 @@ from onlinerl.rollout_store.version_spans import spans_tile
 
 
 class Kind(StrEnum):
-    """The classes of dead letters; each reason begins with one."""
+    """The kinds of dead letters; every reason begins with one."""
 
     EMPTY = "empty"
     NOT_JSON = "not_json"
@@ -47,7 +47,7 @@ class Kind(StrEnum):
 
 
 class BrokenEvent(InvalidEvent):
-    """Raised for a record that becomes a dead letter; `kind` is its class."""
+    """Raised for a record that becomes a dead letter of this `kind`."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(kind, message)
@@ -59,10 +59,12 @@ class BrokenEvent(InvalidEvent):
 
 
 def check_shape(body: Any) -> None:  # noqa: ANN401 - a generated struct
-    """Whether choices, lengths and spans of an interaction agree with each other.
+    """Check that choices, lengths and spans of an interaction agree with each other.
+
+    Lengths and spans of an event that calls itself untrainable may disagree.
 
     Raises:
-        BrokenEvent: when they do not, and the event did not say so itself.
+        BrokenEvent: They do not agree.
     """
     if len(body.choices) > 1:
         numbers = [choice.choice_index for choice in body.choices]
@@ -80,10 +82,14 @@ def check_shape(body: Any) -> None:  # noqa: ANN401 - a generated struct
 
 
 def check_prefix(body: Any, parent_length: int | None) -> None:  # noqa: ANN401
-    """Whether the parent is long enough for the prefix; `parent_length` None: it is not known.
+    """Check that the parent has as many tokens as the prefix.
+
+    Args:
+        body: The interaction.
+        parent_length: Tokens of the parent's prompt and completion; None when not known.
 
     Raises:
-        BrokenEvent: when it is not.
+        BrokenEvent: The prefix is longer than the parent.
     """
     if parent_length is not None and body.prefix_length > parent_length:
         raise BrokenEvent(
@@ -93,14 +99,14 @@ def check_prefix(body: Any, parent_length: int | None) -> None:  # noqa: ANN401
 
 
 def check_vocabulary(body: Any, vocab_size: int) -> None:  # noqa: ANN401
-    """Whether every token id of an interaction can exist.
+    """Check that every token id of an interaction exists.
 
     Args:
         body: The interaction.
-        vocab_size: Ids are below it; 0 when it is not known.
+        vocab_size: Token ids are below it; 0 when it is not known.
 
     Raises:
-        BrokenEvent: naming the first id that cannot.
+        BrokenEvent: Names the first id that does not exist.
     """
     for packed in _token_arrays(body):
         ids = np.frombuffer(packed, dtype="<i4")
@@ -111,13 +117,13 @@ def check_vocabulary(body: Any, vocab_size: int) -> None:  # noqa: ANN401
 
 
 def all_in_vocabulary(bodies: Sequence[Any], vocab_size: int) -> bool:
-    """Whether `check_vocabulary` would pass all of these, in one look over all tokens."""
+    """Whether `check_vocabulary` would pass for all interactions; faster than one by one."""
     packed = b"".join([array for body in bodies for array in _token_arrays(body)])
     return not _is_outside(np.frombuffer(packed, dtype="<i4"), vocab_size).any()
 
 
 def all_usable(choices: Sequence[Any]) -> bool:
-    """Whether learning can use every log-probability of these completions; one look over all."""
+    """Whether learning can use all log-probabilities of the completions; faster than one by one."""
     return are_usable(b"".join([choice.logprobs for choice in choices]))
 
 

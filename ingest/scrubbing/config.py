@@ -1,4 +1,4 @@
-"""What is looked for in text before it is stored, and what happens to what is found."""
+"""Configuration of scrubbing: what to look for in text, and what to do with findings."""
 
 import re
 from typing import Literal, Self
@@ -9,11 +9,11 @@ from onlinerl.base_config import Config
 
 Action = Literal["drop", "mask_span", "keep"]
 BUILT_IN = ("email", "phone", "card", "iban", "ip", "secret")
-"""Rules that need no pattern; `scrub_rules` says what each finds."""
+"""Rules that need no pattern; `rules` documents what each finds."""
 
 
 class ScrubRule(Config):
-    """One thing to look for."""
+    """One kind of data to look for."""
 
     name: str = Field(min_length=1, max_length=64)
     """`email`, `phone`, `card`, `iban`, `ip` or `secret`; any other name needs a `pattern`."""

@@ -170,6 +170,7 @@ def _export(arguments: argparse.Namespace) -> int:
 def _dead_letters(arguments: argparse.Namespace) -> int:
     from onlinerl.ingest.dead_letters.command import run_list, run_replay
     from onlinerl.ingest.dead_letters.replay import Selection
+    from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
     is_list = arguments.action == "list"
     selection = Selection(
@@ -180,11 +181,13 @@ def _dead_letters(arguments: argparse.Namespace) -> int:
         with_replayed=is_list and arguments.all,
     )
     settings = _settings(arguments)
+    store = DeltaStore(settings.store_root, settings.store.storage_options)
     if is_list:
-        return run_list(settings, selection, limit=arguments.limit, format=arguments.format)
+        return run_list(store, selection, limit=arguments.limit, format=arguments.format)
     return run_replay(
-        settings,
+        store,
         selection,
+        broker=settings.broker,
         everything=arguments.all,
         dry_run=arguments.dry_run,
         actor=arguments.actor,
