@@ -39,11 +39,11 @@ def read_event(value: bytes, model: EventModel) -> Event | None:
     Raises:
         BrokenEvent: Says what is wrong, without quoting the event.
     """
-    event = read_quickly(value, model) or read_thoroughly(value, model)
+    event = read_by_struct(value, model) or read_by_model(value, model)
     return None if event is None or event.body.consent == "none" else event
 
 
-def read_quickly(value: bytes, model: EventModel) -> Event | None:
+def read_by_struct(value: bytes, model: EventModel) -> Event | None:
     """The fast path: the event, or None when the record must take the slow path."""
     extra = None
     try:
@@ -62,7 +62,7 @@ def read_quickly(value: bytes, model: EventModel) -> Event | None:
     return Event(body, extra) if is_plain(body) else None
 
 
-def read_thoroughly(value: bytes, model: EventModel) -> Event | None:
+def read_by_model(value: bytes, model: EventModel) -> Event | None:
     """The slow path: the event as its model reads it; None when its consent is `none`.
 
     Raises:

@@ -54,11 +54,11 @@ def test_what_was_ever_written_is_read_as_it_was_then(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_it_is_the_same_without_the_quick_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = rows_in(path)
-    monkeypatch.setattr(reading, "read_quickly", lambda value, model: None)
+def test_it_is_the_same_without_the_fast_path(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = rows_in(path)
+    monkeypatch.setattr(reading, "read_by_struct", lambda value, model: None)
 
-    assert rows_in(path) == quick
+    assert rows_in(path) == fast
 
 
 def test_there_is_a_record_of_every_version_and_with_every_field() -> None:
