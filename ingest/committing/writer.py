@@ -80,7 +80,7 @@ class TableWriter:
         self._numbers: dict[str, int] = {}
         self._app_ids: dict[Partition, str] = {}
         self._stored: dict[tuple[str, Partition], int | None] = {}
-        self._dead_from: dict[Partition, int] = {}
+        self._dead_letters_from: dict[Partition, int] = {}
         self._recent: dict[str, RecentEvents] = {}
         self.num_records = 0
         """Number of records committed, including dead letters and repeats."""
@@ -124,7 +124,7 @@ class TableWriter:
                 capacity=self._recent_ids,
                 with_lengths=route.table == "interactions",
             )
-        self._dead_from = {p: self._stored[DEAD_LETTERS, p] or 0 for p in self._app_ids}
+        self._dead_letters_from = {p: self._stored[DEAD_LETTERS, p] or 0 for p in self._app_ids}
         tables = {route.topic: route.table for route in ROUTES}
         return {p: self._stored[tables[p[0]], p] or 0 for p in self._app_ids}
 
@@ -139,10 +139,10 @@ class TableWriter:
             StoreConflict: Another writer stored records of these partitions, or took over.
             ServiceUnavailable: The storage failed; call `align` and read again.
         """
-        starts = {partition: 0 for partition in partitions if self._dead_from[partition]}
+        starts = {partition: 0 for partition in partitions if self._dead_letters_from[partition]}
         if starts:
             self._commit(DEAD_LETTERS, schema_of(TABLES[DEAD_LETTERS]).empty_table(), starts)
-            self._dead_from.update(starts)
+            self._dead_letters_from.update(starts)
 
     def write(self, route: Route, records: Sequence[LogRecord]) -> None:
         """Store records of one topic; they follow the last ones written.
@@ -178,13 +178,17 @@ class TableWriter:
         return self._stamped_at
 
     def _write_dead_letters(self, route: Route, batch: Batch) -> None:
-        new = [row for row in batch.dead if row.offset >= self._dead_from[row.topic, row.partition]]
+        new = [
+            row
+            for row in batch.dead
+            if row.offset >= self._dead_letters_from[row.topic, row.partition]
+        ]
         if not new:
             return
         partitions = {(row.topic, row.partition) for row in new}
         ends = {p: end for p, end in batch.ends.items() if p in partitions}
         self._commit(DEAD_LETTERS, self._screen(DEAD_LETTERS, to_table(new)), ends)
-        self._dead_from.update(ends)
+        self._dead_letters_from.update(ends)
         for kind, count in batch.dead_by_kind.items():
             metrics.DEAD_LETTERS.labels(route.topic, kind).inc(count)
         logger.warning(

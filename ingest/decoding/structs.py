@@ -20,6 +20,15 @@ _INT64 = {"ge": -(2**63), "le": 2**63 - 1}
 _UTC = r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z\Z"
 """The form of a timestamp that the models write; the models read all other forms."""
 
+_LIMITS: dict[type, str] = {
+    bounds.Ge: "ge",
+    bounds.Gt: "gt",
+    bounds.Le: "le",
+    bounds.MinLen: "min_length",
+    bounds.MaxLen: "max_length",
+}
+"""Constraints of pydantic by the name that they have in both libraries."""
+
 _Metadata = tuple[Any, ...]
 """Constraints of a field, as `FieldInfo.metadata` has them."""
 
@@ -123,16 +132,8 @@ _SCALARS: dict[Any, Callable[[_Metadata], Any]] = {
 def _meta(metadata: _Metadata, **bounds_of_kind: int) -> msgspec.Meta:
     limits: dict[str, Any] = dict(bounds_of_kind)
     for item in metadata:
-        if isinstance(item, bounds.Ge):
-            limits["ge"] = item.ge
-        elif isinstance(item, bounds.Gt):
-            limits["gt"] = item.gt
-        elif isinstance(item, bounds.Le):
-            limits["le"] = item.le
-        elif isinstance(item, bounds.MinLen):
-            limits["min_length"] = item.min_length
-        elif isinstance(item, bounds.MaxLen):
-            limits["max_length"] = item.max_length
-        else:
+        name = _LIMITS.get(type(item))
+        if name is None:
             raise TypeError(f"no counterpart for the constraint {item!r}")
+        limits[name] = getattr(item, name)
     return msgspec.Meta(**limits)

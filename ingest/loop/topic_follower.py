@@ -48,7 +48,7 @@ class TopicFollower:
         self._config = config
         self._pending = PendingRecords(commit_thread, config=config, clock=clock)
         self._watch = TopicWatch(log, topics, interval_s=config.check_interval_s, clock=clock)
-        self._owned: frozenset[Partition] = frozenset()
+        self._partitions: frozenset[Partition] = frozenset()
         self._is_paused = False
         self.is_assigned = False
         """Whether the log has assigned partitions."""
@@ -107,7 +107,7 @@ class TopicFollower:
         """
         is_written = self._flush()
         if not is_written:
-            self._take_over(self._owned)
+            self._take_over(self._partitions)
         return is_written
 
     def _timeout_s(self) -> float:
@@ -121,14 +121,14 @@ class TopicFollower:
         if self._pending.is_full != self._is_paused:
             self._is_paused = not self._is_paused
             (self._log.pause if self._is_paused else self._log.resume)()
-            metrics.PAUSED.set(len(self._owned) if self._is_paused else 0)
+            metrics.PAUSED.set(len(self._partitions) if self._is_paused else 0)
 
     def _advance(self) -> None:
         try:
             self._pending.advance()
         except StoreConflict as error:
             self._drop_batch(error)
-            self._take_over(self._owned)
+            self._take_over(self._partitions)
 
     def _flush(self) -> bool:
         try:
@@ -157,7 +157,7 @@ class TopicFollower:
         except StoreConflict as error:
             self._drop_batch(error)
         self._pending.drop()
-        self._owned, self.is_assigned, self._is_paused = partitions, True, False
+        self._partitions, self.is_assigned, self._is_paused = partitions, True, False
         self._log.seek(self._writer.align(self._topics, partitions))
         metrics.REASSIGNED.inc()
         metrics.PARTITIONS.set(len(partitions))
@@ -170,7 +170,7 @@ class TopicFollower:
             self._writer.restart(result.restarted)
         except StoreConflict as error:
             self._drop_batch(error)
-            self._take_over(self._owned)
+            self._take_over(self._partitions)
             return False
         for topic, partition in result.restarted:
             metrics.RESTARTED.labels(topic).inc()

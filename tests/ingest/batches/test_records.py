@@ -102,7 +102,7 @@ def test_a_logprob_that_is_not_finite_is_kept_untrainable_and_spares_its_neighbo
         ({"choices": [completion(finish_reason="abort")]}, "the answer ended with abort"),
     ],
 )
-def test_what_learning_cannot_use_is_kept_and_says_why(
+def test_events_that_cannot_be_learned_from_are_kept_with_the_reason(
     changes: dict[str, Any], reason: str
 ) -> None:
     (row,) = parsed(interaction(**changes))

@@ -11,8 +11,8 @@ from onlinerl.ingest.event_log.log import LogRecord
 RECORD = LogRecord("t", 0, 0, b"k", b"value")
 
 
-class Writing:
-    """Remembers batches; waits for `go`, and raises what it is told to."""
+class RecordingWrite:
+    """Records the size of each batch. Waits for `go` first, and raises `error` afterwards."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -26,8 +26,8 @@ class Writing:
             raise self.error
 
 
-def test_a_batch_is_written_beside_and_its_size_counts_until_it_is_settled() -> None:
-    write = Writing()
+def test_a_batch_is_written_in_another_thread_and_its_size_counts_until_it_is_settled() -> None:
+    write = RecordingWrite()
     commit_thread = CommitThread(write, timeout_s=30)
     commit_thread.submit(ROUTES[0], [RECORD, RECORD])
     busy, size_bytes, early = commit_thread.is_busy, commit_thread.size_bytes, list(write.batches)
@@ -44,8 +44,8 @@ def test_a_batch_is_written_beside_and_its_size_counts_until_it_is_settled() -> 
     ) == ([2], False, True, 0)
 
 
-def test_nothing_to_write_occupies_nothing() -> None:
-    commit_thread = CommitThread(Writing(), timeout_s=30)
+def test_an_empty_batch_is_not_submitted() -> None:
+    commit_thread = CommitThread(RecordingWrite(), timeout_s=30)
     commit_thread.submit(ROUTES[0], [])
 
     assert commit_thread.is_free
@@ -53,8 +53,8 @@ def test_nothing_to_write_occupies_nothing() -> None:
     commit_thread.close()
 
 
-def test_an_error_is_raised_where_it_is_waited_for_and_once() -> None:
-    write = Writing()
+def test_an_error_is_raised_once_by_settle() -> None:
+    write = RecordingWrite()
     write.error = StoreConflict("fenced")
     write.go.set()
     commit_thread = CommitThread(write, timeout_s=30)
@@ -68,7 +68,7 @@ def test_an_error_is_raised_where_it_is_waited_for_and_once() -> None:
 
 
 def test_a_batch_cannot_overtake_the_one_before() -> None:
-    write = Writing()
+    write = RecordingWrite()
     commit_thread = CommitThread(write, timeout_s=30)
     commit_thread.submit(ROUTES[0], [RECORD])
     with pytest.raises(AssertionError, match="not settled"):
@@ -78,8 +78,8 @@ def test_a_batch_cannot_overtake_the_one_before() -> None:
     commit_thread.close()
 
 
-def test_waiting_has_an_end() -> None:
-    write = Writing()
+def test_a_batch_that_takes_too_long_is_an_error() -> None:
+    write = RecordingWrite()
     commit_thread = CommitThread(write, timeout_s=0.01)
     commit_thread.submit(ROUTES[0], [RECORD])
     commit_thread.wait(0.01)

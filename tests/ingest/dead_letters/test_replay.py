@@ -152,7 +152,7 @@ def test_the_list_shows_the_newest_and_never_what_they_contain(
     assert shown.count(INTERACTIONS_TOPIC) + shown.count(FEEDBACK_TOPIC) == 2
 
 
-def test_a_replay_has_to_be_told_what(world: World) -> None:
+def test_a_replay_without_a_selection_is_refused(world: World) -> None:
     with pytest.raises(ConfigError, match="--all"):
         run_replay(
             world.store,

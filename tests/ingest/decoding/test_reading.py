@@ -166,7 +166,7 @@ def test_what_a_gateway_of_this_version_writes_takes_the_fast_path() -> None:
         assert reading.read_by_struct(event.model_dump_json().encode(), model) is not None
 
 
-def test_a_field_of_a_newer_writer_is_takes_the_fast_path_too() -> None:
+def test_a_field_of_a_newer_writer_takes_the_fast_path_too() -> None:
     event = reading.read_by_struct(edited(mood=1), InteractionEvent)
 
     assert event is not None

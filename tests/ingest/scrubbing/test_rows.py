@@ -1,4 +1,4 @@
-"""Scrubbing: from text to tokens, and what becomes of a row."""
+"""Scrubbing: mapping text to tokens, and masking, changing or dropping rows."""
 
 import re
 from collections.abc import Sequence
@@ -75,7 +75,7 @@ def test_a_character_in_two_tokens_takes_both() -> None:
     assert text.tokens_of([(1, 2)]) == [(1, 3)]
 
 
-def test_tokens_without_bytes_are_nobody_s() -> None:
+def test_tokens_without_bytes_belong_to_no_span() -> None:
     pieces = [b"", b"a", b"", b"b", b""]
     text = TokenText(range(5), bytes_of=pieces.__getitem__)
 
@@ -261,7 +261,7 @@ def test_feedback_without_text_is_left_alone() -> None:
 
 
 def test_a_part_of_a_table_is_scrubbed_like_a_whole_one() -> None:
-    """Slices share buffers with rows that are not theirs."""
+    """A slice of a table shares its buffers with rows outside the slice."""
     rows = pa.concat_tables([one_row("aaaa", "bb"), one_row("x a@example.org", "cc")]).slice(1)
 
     done = scrubber(rule()).scrub("interactions", rows)
@@ -322,7 +322,7 @@ class Person:
 
 
 class MemoryAnalyzer:
-    """Finds one name, and takes only what spaCy takes."""
+    """Finds one name; refuses the texts that spaCy refuses."""
 
     def analyze(
         self, text: str, language: str, *, entities: list[str], score_threshold: float

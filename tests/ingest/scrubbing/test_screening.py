@@ -1,4 +1,4 @@
-"""What ingest asks before it stores a batch."""
+"""Filtering rows before ingest stores them."""
 
 import json
 from datetime import UTC, datetime
@@ -36,7 +36,7 @@ def screening(people: People, *, config: ScrubConfig | None = None) -> Screening
     return Screening(ErasedSet(people.store), scrubber=scrubber)
 
 
-def bar(people: People, *, session: str) -> None:
+def erase(people: People, *, session: str) -> None:
     row = ErasedRow(
         erasure_id="e1",
         kind="session",
@@ -53,14 +53,14 @@ def test_an_erasure_holds_for_the_very_next_batch(people: People) -> None:
     rows = to_table(interaction_rows(interaction(session_id="s1")))
     assert screen("interactions", rows).num_rows == 1
 
-    bar(people, session="s1")
+    erase(people, session="s1")
 
     assert screen("interactions", rows).num_rows == 0
     assert metrics.ERASED.labels("interactions")._value.get() >= 1
 
 
 def test_feedback_and_dead_letters_are_screened_too(people: People) -> None:
-    bar(people, session="s1")
+    erase(people, session="s1")
     people.breaks(json.dumps({"tenant": "acme", "session_id": "s1"}).encode())
     signal = to_table([feedback_row(feedback(session_id="s1"))])
     letters = people.store.dataset("dead_letters").to_table()
@@ -88,7 +88,7 @@ def test_dead_letters_are_kept_as_they_came(people: People) -> None:
     assert kept["payload"].to_pylist() == [b"ada@example.org"]
 
 
-def test_nothing_is_loaded_when_nothing_is_looked_for(people: People) -> None:
+def test_no_tokenizer_is_loaded_while_scrubbing_is_off(people: People) -> None:
     assert open_screening(ScrubConfig(), people.store, base_model="/no/such/model")
 
 
