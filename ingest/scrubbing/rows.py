@@ -63,13 +63,13 @@ class RowScrubber:
             return result
         keep = [True] * rows.num_rows
         if table == "interactions":
-            # Before anything is dropped: rows of one request share a prompt and are neighbours.
             self._mask(result, "prompt_token_ids", "prompt_mask_spans", keep)
             self._mask(result, "completion_token_ids", "mask_spans", keep)
         else:
             for name in _TEXTS:
                 self._change(result, name, keep, self._text)
         self._change(result, "tags", keep, self._tags)
+        # Rows are dropped last, so that `keep` and the rows have the same positions until then.
         if not all(keep):
             result.num_dropped = keep.count(False)
             result.rows = result.rows.filter(pa.array(keep, pa.bool_()))

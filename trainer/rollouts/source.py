@@ -178,10 +178,10 @@ WHERE i.policy = $policy AND i.served_at >= $served_after AND i.arm <> 'shadow'
 """
 """Every candidate with the first reason against it.
 
-`trainable` holds the verdict of `rollout_store.trainability`; `request_fault` repeats a part of that
-rule for rows that an older ingest stored. The other reasons belong to the cycle: consent, held-out
-sessions, rows learned before, labels, recent versions, length, history. `num_sampled` is 0 when
-scrubbing masked every token of a trainable row.
+`trainable` holds the verdict of `rollout_store.trainability`, and `request_fault` repeats a part of
+that rule for rows that an older ingest stored. The other reasons belong to the cycle: consent,
+held-out sessions, rows learned before, labels, recent versions, length, history. `num_sampled` is 0
+when scrubbing masked every token of a trainable row.
 """
 
 _SEGMENTS = """
