@@ -101,8 +101,8 @@ def _is_plain_feedback(body: Any) -> bool:  # noqa: ANN401 - a generated struct
     if not _is_instant(body.given_at):
         return False
     has_one_target = (body.interaction_id is None) != (body.session_id is None)
-    says = (body.value, body.demonstration, body.retracts)
-    return has_one_target and says != (None, None, None)
+    content = (body.value, body.demonstration, body.retracts)
+    return has_one_target and content != (None, None, None)
 
 
 def _is_instant(text: str) -> bool:
