@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.result import RESULTS, write_result
-from onlinerl.ingest.event_log.kafka import checks_crcs
+from onlinerl.ingest.event_log.kafka import should_check_crcs
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.rollout_store.event_log import ensure_topics
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
@@ -121,7 +121,7 @@ def report(
     }
     if long:
         figures |= {"long_run_records": long[0].records, "long_run_rows_per_s": long[0].rate}
-    crcs = "yes" if checks_crcs("auto") else "no"
+    crcs = "yes" if should_check_crcs("auto") else "no"
     more = f" and of one more drain of {arguments.long} records" if long else ""
     method = METHOD.format(
         broker="Apache Kafka" if KAFKA_LAUNCHER else "Tansu (log in memory)",
@@ -181,7 +181,7 @@ def drain_bare(bootstrap: str, folder: Path) -> Run:
         bootstrap_servers=bootstrap,
         enable_auto_commit=False,
         auto_offset_reset="none",
-        check_crcs=checks_crcs("auto"),
+        check_crcs=should_check_crcs("auto"),
         max_poll_records=4_000,
         fetch_max_bytes=16 * 1024**2,
         max_partition_fetch_bytes=8 * 1024**2,

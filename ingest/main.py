@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FAULT_VARIABLE = "ONLINERL_FAULT"
-"""For tests only: `step` or `step:n` kills the process, as by kill -9, the n-th time at a step."""
+"""For tests only: `step` or `step:n` kills the process with SIGKILL at the n-th visit of a step."""
 
 
 def run_ingest(settings: "Settings", once: bool = False) -> int:
@@ -32,18 +32,18 @@ def run_ingest(settings: "Settings", once: bool = False) -> int:
 
     Args:
         settings: The whole configuration.
-        once: End when everything that is in the log was written.
+        once: Stop when everything in the log was written.
 
     Returns:
         0 after a clean stop.
 
     Raises:
-        StoreConflict: another ingest took over.
-        CommitStuck: a commit did not end; start again.
+        StoreConflict: Another ingest took over.
+        CommitStuck: A commit took longer than `max_commit_s`; start ingest again.
     """
-    # Records are many and hold no cycles: looking for some takes a fifth of the time.
+    # Decoded records contain no cycles; looking for some would take a fifth of the time.
     gc.set_threshold(50_000, 20, 100)
-    # Every lost connection is logged there many times a second; `Ingester` says it once.
+    # kafka-python logs a lost connection many times a second; `Ingester` logs it once.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -57,7 +57,7 @@ def run_ingest(settings: "Settings", once: bool = False) -> int:
         now=lambda: datetime.now(UTC),
         exclusive=not in_group,
         vocab_size=config.vocab_size,
-        screen=open_screening(settings, store),
+        screen=open_screening(settings.scrub, store, base_model=settings.policy.base_model),
         fault=kill_at(os.environ.get(FAULT_VARIABLE, "")),
     )
     progress = progress_for(once=once)
@@ -83,7 +83,11 @@ def run_ingest(settings: "Settings", once: bool = False) -> int:
 
 
 def kill_at(specification: str) -> Callable[[str], None]:
-    """A fault that kills this process at one of `STEPS`; does nothing for an empty text."""
+    """A function that kills this process at one of `STEPS`; for an empty text it does nothing.
+
+    Raises:
+        ValueError: The specification names no step.
+    """
     step, _, number = specification.partition(":")
     if step and step not in STEPS:
         raise ValueError(f"{FAULT_VARIABLE}={specification!r}: the steps are {', '.join(STEPS)}")

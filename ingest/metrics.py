@@ -1,4 +1,4 @@
-"""The metrics of ingest, with their units. Counters start at 0 with the process."""
+"""The metrics of ingest, with their units. Counters start at 0 when the process starts."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

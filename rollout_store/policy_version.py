@@ -1,5 +1,6 @@
 """The name of one version of a policy: `assistant/12` in spans, headers and tags."""
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Self
@@ -32,16 +33,22 @@ class PolicyVersion:
             ValueError: `text` is not `POLICY/NUMBER`, with a number from 1 on, below 2**63 and
                 without leading zeros.
         """
-        match = _PATTERN.fullmatch(text)
-        if match is None or int(match["number"]) > _MAX_NUMBER:
+        version = cls._parse(text)
+        if version is None:
             raise ValueError(f"{text!r} is not a policy version such as 'assistant/12'")
-        return cls(match["policy"], int(match["number"]))
+        return version
 
     @classmethod
     def find(cls, text: str, *, policy: str) -> Self | None:
         """The version of `policy` that `text` names, or None when it names no such version."""
-        try:
-            version = cls.parse(text)
-        except ValueError:
+        version = cls._parse(text)
+        return version if version is not None and version.policy == policy else None
+
+    @classmethod
+    @functools.lru_cache(maxsize=1024)
+    def _parse(cls, text: str) -> Self | None:
+        """Cached, because every row that ingest stores names one of a few versions."""
+        match = _PATTERN.fullmatch(text)
+        if match is None or int(match["number"]) > _MAX_NUMBER:
             return None
-        return version if version.policy == policy else None
+        return cls(match["policy"], int(match["number"]))

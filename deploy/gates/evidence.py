@@ -12,6 +12,7 @@ from onlinerl.rollout_store.config import RewardsConfig
 from onlinerl.rollout_store.holdout import is_heldout_sql
 from onlinerl.rollout_store.snapshots.named import readable
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.trainability import request_fault_sql
 from onlinerl.rollout_store.views.connection import connect
 from onlinerl.rollout_store.views.scope import Scope
 
@@ -57,7 +58,7 @@ def heldout_answers(
             LEFT JOIN rewards AS r USING (interaction_id, choice_index, tenant)
             WHERE {is_heldout_sql("i.session_id", fraction=heldout_fraction)}
               AND i.policy = ? AND i.trainable AND h.consented
-              AND i.logprob_mode = 'processed' AND i.sampling.temperature > 0
+              AND {request_fault_sql("i")} IS NULL
               AND i.served_at >= ? AND len(i.completion_token_ids) > 0
             ORDER BY r.reward IS NULL, i.served_at DESC, i.interaction_id
             LIMIT ?

@@ -1,4 +1,4 @@
-"""Events to Arrow rows and dead letters; duplicates are skipped.
+"""Turns events into Arrow rows and dead letters, and drops repeats.
 
-Imports `decoding` and `event_log`.
+Imports `decoding` and `event_log`, and `rollout_store`.
 """

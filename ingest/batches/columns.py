@@ -1,4 +1,4 @@
-"""From decoded events to Arrow columns: one column at a time, and no Python number per token."""
+"""Turns decoded events into Arrow columns, without a Python number per token."""
 
 import functools
 import operator
@@ -15,12 +15,12 @@ def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
     Args:
         values: None, scalars, packed numbers as bytes, or structs with the fields of `kind`.
-        kind: From `arrow.arrow_schema`.
+        kind: Type of the column, as the table's schema has it.
 
     Raises:
-        ValueError, OverflowError, TypeError: for a value that the type cannot hold.
+        ValueError, OverflowError, TypeError: The type cannot hold a value.
     """
-    # Most columns are known not to be empty by their first value; counting None is quick.
+    # The first value usually shows that a column is not empty, and counting None is quick.
     if not values or (values[0] is None and values.count(None) == len(values)):
         return pa.nulls(len(values), kind)
     if pa.types.is_list(kind):
@@ -36,13 +36,13 @@ def column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def constant(value: object, kind: pa.DataType, length: int) -> pa.Array:
-    """The same value `length` times."""
+    """An array that repeats one value `length` times."""
     return pa.repeat(pa.scalar(value, kind), length)
 
 
 @functools.cache
 def field_getter(name: str) -> Callable[[Any], Any]:
-    """Reads one field of a struct."""
+    """A function that reads this field of a struct."""
     return operator.attrgetter(name)
 
 
@@ -81,7 +81,7 @@ def _structs(values: Sequence[Any], kind: pa.StructType) -> pa.Array:
             column(list(map(field_getter(field.name), values)), field.type) for field in fields
         ]
         return pa.StructArray.from_arrays(children, fields=fields)
-    # No event has an optional struct yet; a plain conversion is right for it, and slow.
+    # No event has an optional struct yet. This conversion is slow and right for any.
     names = [field.name for field in fields]
     plain = [v if v is None else {name: getattr(v, name) for name in names} for v in values]
     return pa.array(plain, kind)

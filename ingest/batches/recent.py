@@ -1,4 +1,4 @@
-"""The newest events of a table: to recognise one that arrives again, and to know its length."""
+"""The newest events of a table, to recognise repeats and to check prefixes against parents."""
 
 import itertools
 from collections.abc import Iterable, Mapping
@@ -12,28 +12,29 @@ from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
 EventKey = NewType("EventKey", str)
 Lengths = int | Mapping[int, int]
-"""Tokens of prompt and completion: of choice 0 when it is the only one, else by choice."""
+"""Tokens of prompt and completion together: an int for an event whose only choice is 0, else by
+choice."""
 
 _LENGTHS_BYTES = 128 * 1024**2
-"""Most bytes of files that are opened for lengths: these need the token columns, ids do not."""
+"""Most bytes of files that are read for lengths, which need the token columns."""
 
 _BATCH_ROWS = 4096
 
 
 def event_key(tenant: str, event_id: str) -> EventKey:
-    """Identifies an event; no tenant can take an id away from another."""
+    """Identifies an event. Tenants cannot use up each other's ids."""
     return EventKey(f"{len(tenant)}:{tenant}{event_id}")
 
 
 def length_of(lengths: Lengths, choice: int) -> int | None:
-    """Tokens of prompt and completion of one choice; None when it is not known."""
+    """Tokens of prompt and completion of one choice; None when not known."""
     if isinstance(lengths, int):
         return lengths if choice == 0 else None
     return lengths.get(choice)
 
 
 class RecentEvents:
-    """Events by key, with their lengths; it forgets its oldest members beyond `capacity`."""
+    """Events by key, with their lengths; the oldest are forgotten beyond `capacity`."""
 
     def __init__(self, capacity: int, events: Iterable[tuple[EventKey, Lengths]] = ()) -> None:
         self._capacity = capacity
@@ -47,11 +48,11 @@ class RecentEvents:
         return len(self._events)
 
     def lengths(self, key: EventKey) -> Lengths:
-        """What is known of the lengths of an event."""
+        """The lengths of an event; empty when not known."""
         return self._events.get(key, {})
 
     def add(self, events: Iterable[tuple[EventKey, Lengths]]) -> None:
-        """Remember these; the oldest are forgotten first. A repeat keeps its place."""
+        """Add events and forget the oldest beyond the capacity. A repeat keeps its age."""
         for key, lengths in events:
             self._events.setdefault(key, lengths)
         excess = max(len(self._events) - self._capacity, 0)
@@ -62,16 +63,16 @@ class RecentEvents:
 def stored_events(
     store: DeltaStore, table: str, *, id_column: str, capacity: int, with_lengths: bool = False
 ) -> RecentEvents:
-    """The newest events that the table holds.
+    """The newest events of a table.
 
-    Only the newest files are read, by the statistics in the table's log, and lengths from fewer of
-    them still: an event without a known length counts as one of unknown length.
+    Only the newest files are read, as far as the statistics in the table's log allow. Lengths are
+    read from fewer files still; those of other events stay unknown.
 
     Args:
         store: Holds the table.
-        table: Its name.
-        id_column: The event's own id.
-        capacity: How many to remember.
+        table: Name of the table.
+        id_column: Column with the event's own id.
+        capacity: How many events to remember.
         with_lengths: Whether the rows have tokens.
     """
     since, lengths_since = _since(store, table, capacity=capacity)
@@ -84,7 +85,7 @@ def stored_events(
 def _lengths(
     store: DeltaStore, table: str, id_column: str, *, since: datetime | None
 ) -> dict[EventKey, Lengths]:
-    found: dict[EventKey, dict[int, int]] = {}
+    lengths: dict[EventKey, dict[int, int]] = {}
     if since is None:
         return {}
     lists = ("prompt_token_ids", "completion_token_ids")
@@ -94,14 +95,14 @@ def _lengths(
     names = zip(rows["tenant"].to_pylist(), rows[id_column].to_pylist(), strict=True)
     places = zip(rows["choice_index"].to_pylist(), totals.to_pylist(), strict=True)
     for (tenant, event_id), (choice, total) in zip(names, places, strict=True):
-        found.setdefault(event_key(tenant, event_id), {})[choice] = total
-    return {key: by[0] if list(by) == [0] else by for key, by in found.items()}
+        lengths.setdefault(event_key(tenant, event_id), {})[choice] = total
+    return {key: by[0] if list(by) == [0] else by for key, by in lengths.items()}
 
 
 def _since(
     store: DeltaStore, table: str, *, capacity: int
 ) -> tuple[datetime | None, datetime | None]:
-    """From which `ingested_at` on rows are read for ids, and for lengths; None: all, and none."""
+    """Earliest `ingested_at` of ids and of lengths to read. None: all ids, and no lengths."""
     actions = pa.table(store.delta(table).get_add_actions(flatten=True))
     needed = {"num_records", "size_bytes", "min.ingested_at", "max.ingested_at"}
     if not actions.num_rows or not needed <= set(actions.column_names):
@@ -132,7 +133,7 @@ def _read(
     since: datetime | None,
     lengths_of: Iterable[str] = (),
 ) -> pa.Table:
-    """Columns of the rows since then, read in small pieces; lists as their lengths."""
+    """Columns of the rows since then, read in small pieces; columns in `lengths_of` as lengths."""
     scanner = store.dataset(table).scanner(
         columns=[*columns, "ingested_at", "offset"],
         filter=None if since is None else pc.field("ingested_at") >= pa.scalar(since),

@@ -1,6 +1,5 @@
-"""From events to rows, as Arrow tables; and from broken records to dead letters."""
+"""Turns events into rows, as Arrow tables, and broken records into dead letters."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -8,35 +7,36 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from onlinerl.ingest.batches.columns import column, constant, field_getter
-from onlinerl.ingest.decoding.contract import all_finite, why_untrainable
+from onlinerl.ingest.decoding.contract import all_usable, why_untrainable
 from onlinerl.ingest.decoding.reading import Event
 from onlinerl.ingest.event_log.log import LogRecord
+from onlinerl.rollout_store.policy_version import PolicyVersion
 from onlinerl.rollout_store.schema import Completion, DeadLetterRow, FeedbackRow, InteractionRow
 from onlinerl.rollout_store.tables.rows import schema_of
 
 
-class Found(NamedTuple):
-    """An event and the record that it came in."""
+class DecodedRecord(NamedTuple):
+    """A record and the event in it."""
 
     record: LogRecord
     event: Event
 
 
-def interaction_table(found: Sequence[Found], *, ingested_at: datetime) -> pa.Table:
+def interaction_table(decoded: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
     """One row per completion, in the order of the events.
 
     Raises:
-        ValueError, OverflowError, TypeError: for a value that its column cannot hold.
+        ValueError, OverflowError, TypeError: A column cannot hold a value.
     """
-    places = [(one, at) for one in found for at in range(len(one.event.body.choices))]
+    places = [(one, at) for one in decoded for at in range(len(one.event.body.choices))]
     owners = [one.event.body for one, _ in places]
     choices = [one.event.body.choices[at] for one, at in places]
     extras = [one.event.extra[at] if one.event.extra else None for one, at in places]
     records = [one.record for one, _ in places]
-    check_finite = not all_finite(choices)
+    check_logprobs = not all_usable(choices)
     reasons = [
-        why_untrainable(body, choice, check_finite=check_finite)
-        for body, choice in zip(owners, choices, strict=True)
+        why_untrainable(body, choice, extra=extra, check_logprobs=check_logprobs)
+        for body, choice, extra in zip(owners, choices, extras, strict=True)
     ]
     known: dict[str, Sequence[Any]] = {
         "trainable": [reason is None for reason in reasons],
@@ -50,20 +50,20 @@ def interaction_table(found: Sequence[Found], *, ingested_at: datetime) -> pa.Ta
     return _table(InteractionRow, owners, records, known, ingested_at)
 
 
-def feedback_table(found: Sequence[Found], *, ingested_at: datetime) -> pa.Table:
+def feedback_table(decoded: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
     """One row per event.
 
     Raises:
-        ValueError, OverflowError, TypeError: for a value that its column cannot hold.
+        ValueError, OverflowError, TypeError: A column cannot hold a value.
     """
-    bodies = [one.event.body for one in found]
-    extras = [one.event.extra[0] if one.event.extra else None for one in found]
-    records = [one.record for one in found]
+    bodies = [one.event.body for one in decoded]
+    extras = [one.event.extra[0] if one.event.extra else None for one in decoded]
+    records = [one.record for one in decoded]
     return _table(FeedbackRow, bodies, records, {"extra": extras}, ingested_at)
 
 
 def dead_letter(record: LogRecord, *, reason: str, ingested_at: datetime) -> DeadLetterRow:
-    """The row that keeps a record which broke the contract, byte for byte."""
+    """The row that keeps a broken record byte for byte."""
     return DeadLetterRow(
         topic=record.topic,
         partition=record.partition,
@@ -76,18 +76,12 @@ def dead_letter(record: LogRecord, *, reason: str, ingested_at: datetime) -> Dea
     )
 
 
-@functools.lru_cache(maxsize=4096)
-def policy_version(policy: str, version: str) -> int | None:
-    """The number in `policy/12`; None when it has another form."""
-    name, _, number = version.rpartition("/")
-    # Nineteen digits do not fit the column, and no registry counts that far.
-    known = name == policy and number.isascii() and number.isdigit() and len(number) < 19
-    return int(number) if known else None
-
-
 def _last_version(policy: str, choice: Any) -> int | None:  # noqa: ANN401 - a generated struct
-    spans = choice.version_spans
-    return policy_version(policy, spans[-1].version) if spans else None
+    """Number of the policy version that sampled the last token; None when it is not known."""
+    if not choice.version_spans:
+        return None
+    version = PolicyVersion.find(choice.version_spans[-1].version, policy=policy)
+    return None if version is None else version.number
 
 
 def _values(structs: Sequence[Any], name: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Records of one topic sorted into what is stored: new rows, dead letters, and what is skipped."""
+"""Sorts the records of one topic: new rows, dead letters, and records that are skipped."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +8,12 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from onlinerl.ingest.batches.recent import EventKey, Lengths, RecentEvents, event_key, length_of
-from onlinerl.ingest.batches.records import Found, dead_letter, feedback_table, interaction_table
+from onlinerl.ingest.batches.records import (
+    DecodedRecord,
+    dead_letter,
+    feedback_table,
+    interaction_table,
+)
 from onlinerl.ingest.decoding.contract import (
     BrokenEvent,
     Kind,
@@ -31,16 +36,20 @@ from onlinerl.rollout_store.schema import (
 
 
 class TableOf(Protocol):
-    """Makes rows of events."""
+    """Turns events into rows."""
 
-    def __call__(self, found: Sequence[Found], *, ingested_at: datetime) -> pa.Table:
-        """Rows in the order of the events; ValueError for a value that no column holds."""
+    def __call__(self, decoded: Sequence[DecodedRecord], *, ingested_at: datetime) -> pa.Table:
+        """The rows, in the order of the events.
+
+        Raises:
+            ValueError, OverflowError, TypeError: A column cannot hold a value.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Route:
-    """Which table a topic fills, and how."""
+    """The way from a topic into its table."""
 
     topic: str
     id_column: str
@@ -49,7 +58,7 @@ class Route:
 
     @property
     def table(self) -> str:
-        """Its name."""
+        """Name of the table."""
         return TABLE_OF[self.topic]
 
 
@@ -65,11 +74,11 @@ class Batch:
 
     rows: pa.Table
     events: Sequence[tuple[EventKey, Lengths]]
-    """Of the events in `rows`."""
+    """Keys and lengths of the events in `rows`."""
     dead: Sequence[DeadLetterRow]
     dead_by_kind: dict[Kind, int]
     ends: dict[Partition, int]
-    """Per partition the offset after its last record: where reading goes on."""
+    """The offset after the last record of each partition, from which reading goes on."""
     num_repeated: int
     num_withheld: int
 
@@ -82,40 +91,40 @@ def sort_records(
     ingested_at: datetime,
     vocab_size: int = 0,
 ) -> Batch:
-    """Read every record; one that cannot be read or stored becomes a dead letter.
+    """Decode every record; one that cannot be read or stored becomes a dead letter.
 
-    An event counts as repeated when it is in `recent` or came earlier in the same batch.
+    An event is skipped as a repeat when it is in `recent` or came earlier in the same batch.
 
     Args:
-        route: The topic that all records are of.
+        route: The topic of all records.
         records: In the order of the log.
-        recent: What the table holds already.
-        ingested_at: The time that rows are stamped with.
+        recent: The newest events of the table.
+        ingested_at: The time for the column of that name.
         vocab_size: Token ids are below it; 0 when it is not known.
     """
-    sorting = _Sorting(route, recent, ingested_at)
-    sorting.read(records)
+    sorter = _Sorter(route, recent, ingested_at)
+    sorter.read(records)
     if route.model is InteractionEvent:
-        sorting.check_interactions(vocab_size)
-    sorting.leave_out_repeated()
-    rows = sorting.table()
+        sorter.check_interactions(vocab_size)
+    sorter.drop_repeats()
+    rows = sorter.table()
     return Batch(
         rows=rows,
-        events=tuple(sorting.events.items()),
-        dead=sorted(sorting.dead, key=lambda row: (row.partition, row.offset)),
-        dead_by_kind=sorting.dead_by_kind,
+        events=tuple(sorter.events.items()),
+        dead=sorted(sorter.dead, key=lambda row: (row.partition, row.offset)),
+        dead_by_kind=sorter.dead_by_kind,
         ends={(record.topic, record.partition): record.offset + 1 for record in records},
-        num_repeated=sorting.num_repeated,
-        num_withheld=sorting.num_withheld,
+        num_repeated=sorter.num_repeated,
+        num_withheld=sorter.num_withheld,
     )
 
 
 @dataclass
-class _Sorting:
+class _Sorter:
     route: Route
     recent: RecentEvents
     ingested_at: datetime
-    found: list[Found] = field(default_factory=list)
+    decoded: list[DecodedRecord] = field(default_factory=list)
     events: dict[EventKey, Lengths] = field(default_factory=dict)
     dead: list[DeadLetterRow] = field(default_factory=list)
     dead_by_kind: dict[Kind, int] = field(default_factory=dict)
@@ -127,65 +136,65 @@ class _Sorting:
             try:
                 event = read_event(record.value, self.route.model)
             except BrokenEvent as error:
-                self._bury(record, error)
+                self._refuse(record, error)
                 continue
             if event is None:
                 self.num_withheld += 1
             else:
-                self.found.append(Found(record, event))
+                self.decoded.append(DecodedRecord(record, event))
 
     def check_interactions(self, vocab_size: int) -> None:
         self._keep(check_shape)
-        if not all_in_vocabulary([one.event.body for one in self.found], vocab_size):
+        if not all_in_vocabulary([one.event.body for one in self.decoded], vocab_size):
             self._keep(lambda body: check_vocabulary(body, vocab_size))
 
-    def leave_out_repeated(self) -> None:
-        """In order, because the parent of an event may be in the same batch."""
-        found, self.found = self.found, []
+    def drop_repeats(self) -> None:
+        """Drop repeats and check prefixes, in order: a parent may be in the same batch."""
+        decoded, self.decoded = self.decoded, []
         has_tokens = self.route.model is InteractionEvent
-        for one in found:
+        for one in decoded:
             body = one.event.body
             key = event_key(body.tenant, getattr(body, self.route.id_column))
             if key in self.recent or key in self.events:
                 self.num_repeated += 1
                 continue
-            if has_tokens and body.prefix_length and not self._has_its_prefix(one):
+            if has_tokens and body.prefix_length and not self._fits_its_parent(one):
                 continue
             self.events[key] = _lengths(body) if has_tokens else 0
-            self.found.append(one)
+            self.decoded.append(one)
 
     def table(self) -> pa.Table:
         try:
-            return self._table(self.found)
+            return self._table(self.decoded)
         except (ValueError, OverflowError, TypeError):
-            # A value that no column can hold: find whose it is.
-            found, self.found = self.found, []
-            for one in found:
+            # A column cannot hold a value: convert event by event to find out whose it is.
+            decoded, self.decoded = self.decoded, []
+            for one in decoded:
                 try:
                     self._table([one])
                 except (ValueError, OverflowError, TypeError) as error:
                     reason = f"a value does not fit its column: {error}"[:1000]
-                    self._bury(one.record, BrokenEvent(Kind.VALUE, reason))
+                    self._refuse(one.record, BrokenEvent(Kind.VALUE, reason))
                     body = one.event.body
                     del self.events[event_key(body.tenant, getattr(body, self.route.id_column))]
                 else:
-                    self.found.append(one)
-            return self._table(self.found)
+                    self.decoded.append(one)
+            return self._table(self.decoded)
 
-    def _table(self, found: Sequence[Found]) -> pa.Table:
-        return self.route.table_of(found, ingested_at=self.ingested_at)
+    def _table(self, decoded: Sequence[DecodedRecord]) -> pa.Table:
+        return self.route.table_of(decoded, ingested_at=self.ingested_at)
 
     def _keep(self, check: Callable[[Any], None]) -> None:
-        found, self.found = self.found, []
-        for one in found:
+        decoded, self.decoded = self.decoded, []
+        for one in decoded:
             try:
                 check(one.event.body)
             except BrokenEvent as error:
-                self._bury(one.record, error)
+                self._refuse(one.record, error)
             else:
-                self.found.append(one)
+                self.decoded.append(one)
 
-    def _has_its_prefix(self, one: Found) -> bool:
+    def _fits_its_parent(self, one: DecodedRecord) -> bool:
         body = one.event.body
         if body.parent_id is None:
             return True
@@ -194,11 +203,11 @@ class _Sorting:
         try:
             check_prefix(body, length_of(lengths, body.parent_choice))
         except BrokenEvent as error:
-            self._bury(one.record, error)
+            self._refuse(one.record, error)
             return False
         return True
 
-    def _bury(self, record: LogRecord, error: BrokenEvent) -> None:
+    def _refuse(self, record: LogRecord, error: BrokenEvent) -> None:
         self.dead.append(dead_letter(record, reason=str(error), ingested_at=self.ingested_at))
         self.dead_by_kind[error.kind] = self.dead_by_kind.get(error.kind, 0) + 1
 

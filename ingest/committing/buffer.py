@@ -1,4 +1,4 @@
-"""Records that wait to be committed, bounded by number, size and age."""
+"""Records of one topic that wait to be committed."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,12 +7,15 @@ from onlinerl.ingest.event_log.log import LogRecord
 
 
 def size_of(records: Sequence[LogRecord]) -> int:
-    """Bytes of keys and values."""
+    """Bytes of all keys and values."""
     return sum([len(record.value) + len(record.key or b"") for record in records])
 
 
 class TopicBuffer:
-    """Records of one topic in the order they were read. What bounds it is who fills it."""
+    """Records of one topic, in the order they were read.
+
+    The buffer has no bound of its own: the caller commits it when `is_due`.
+    """
 
     def __init__(self, config: IngestConfig, *, clock: Callable[[], float]) -> None:
         self._config = config
@@ -20,7 +23,7 @@ class TopicBuffer:
         self._records: list[LogRecord] = []
         self._oldest_at = 0.0
         self.size_bytes = 0
-        """Of all records in it."""
+        """Size of all records in the buffer."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -33,7 +36,7 @@ class TopicBuffer:
         self.size_bytes += size_of(records)
 
     def is_due(self) -> bool:
-        """Whether the batch is as large or as old as it may get."""
+        """Whether the records have reached the number, size or age at which they are committed."""
         return bool(self._records) and (
             len(self._records) >= self._config.max_batch_rows
             or self.size_bytes >= self._config.max_batch_bytes
@@ -41,6 +44,6 @@ class TopicBuffer:
         )
 
     def take(self) -> list[LogRecord]:
-        """Everything, leaving the buffer empty."""
+        """Return all records and empty the buffer."""
         records, self._records, self.size_bytes = self._records, [], 0
         return records

@@ -1,13 +1,14 @@
-"""The commit path: a batch and the offsets it reaches, in one commit per table.
+"""Commits a batch and the offsets it reaches, in one commit per table.
 
-Order of one batch: dead letters first, with their own offsets; then rows, with the offsets that
-reading goes on from. A crash between the two repeats the batch, and the dead letters below their
-own stored offset are left out. Rows are last, so their offset is never ahead of anything.
+A batch is written in two commits: first its dead letters, with offsets of their own; then its rows,
+with the offsets from which reading goes on. After a crash between the two, the batch is read again
+and the dead letters below their own stored offset are left out. Rows come last, so their offset is
+never ahead of the dead letters.
 
-Each offset replaces the one that was read from the table, or the commit fails: whoever read a
-partition that another process has stored meanwhile stores nothing. An exclusive writer's commits
-carry its number as well. It takes the next number when it starts, which makes any older one fail at
-its next commit: the newest of two goes on, the other is fenced.
+A commit replaces the offsets that the writer read from the table, and fails when another process
+has replaced them meanwhile: then it stores nothing. Commits of an exclusive writer also carry the
+writer's number. A writer takes the next number when it starts, so every older writer fails at its
+next commit (it is fenced).
 """
 
 import logging
@@ -33,11 +34,10 @@ logger = logging.getLogger(__name__)
 DEAD_LETTERS = "dead_letters"
 WRITER_APP_ID = "onlinerl/ingest/writer"
 STEPS = ("before_commit", "after_dead_letters", "after_rows")
-"""Points of one batch at which `fault` is called, in order."""
+"""The points of a batch at which `fault` is called, in order."""
 
 Screen = Callable[[str, pa.Table], pa.Table]
-"""Looks at rows of a table before they are stored: `(table, rows) -> rows`, some of them masked or
-left out."""
+"""Filters rows before they are stored: `(table, rows) -> rows`, some of them masked or left out."""
 
 _CLAIM_ATTEMPTS = 20
 
@@ -45,17 +45,17 @@ _CLAIM_ATTEMPTS = 20
 class TableWriter:
     """Writes batches exactly once: `CLAIMED -> ALIGNED <-> writing`, until fenced.
 
-    `claim` once, then `align` whenever reading starts over, then `write` any number of times.
-    After an error from `write`, `align` before writing again: the commit may have happened.
+    Call `claim` once, `align` whenever reading starts over, and then `write` any number of times.
+    After an error from `write`, call `align` before writing again: the commit may have happened.
 
     Args:
-        store: Where the tables lie; missing ones are created.
-        recent_ids: How many events per table repeats are recognised by.
-        now: The time that rows are stamped with; a clock that goes back stands still here.
-        exclusive: Whether this writer fences every older one, or shares the partitions.
+        store: Holds the tables; missing ones are created.
+        recent_ids: Number of events per table by which repeats are recognised.
+        now: The time for `ingested_at`. If it goes back, the last time is used again.
+        exclusive: True fences every older writer; False shares the partitions with others.
         vocab_size: Token ids are below it; 0 when it is not known.
-        screen: Has the last word on the rows of each batch, dead letters included.
-        fault: Called with each of `STEPS`; a test may end the process there.
+        screen: Filters the rows of each batch, dead letters included.
+        fault: Called with each of `STEPS`, so that a test can kill the process there.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TableWriter:
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._store = store
-        self._capacity = recent_ids
+        self._recent_ids = recent_ids
         self._now = now
         self._exclusive = exclusive
         self._vocab_size = vocab_size
@@ -80,13 +80,18 @@ class TableWriter:
         self._numbers: dict[str, int] = {}
         self._app_ids: dict[Partition, str] = {}
         self._stored: dict[tuple[str, Partition], int | None] = {}
-        self._dead_from: dict[Partition, int] = {}
+        self._dead_letters_from: dict[Partition, int] = {}
         self._recent: dict[str, RecentEvents] = {}
         self.num_records = 0
-        """Records that were committed, dead letters and repeats included."""
+        """Number of records committed, including dead letters and repeats."""
 
     def claim(self) -> None:
-        """Create what is missing; when exclusive, make older writers fail from now on."""
+        """Create missing tables; when exclusive, make older writers fail from now on.
+
+        Raises:
+            StoreConflict: Other writers kept claiming the tables.
+            ServiceUnavailable: The storage failed.
+        """
         self._store.create()
         if self._exclusive:
             for table in (DEAD_LETTERS, *(route.table for route in ROUTES)):
@@ -95,7 +100,14 @@ class TableWriter:
     def align(
         self, topics: Mapping[str, Topic], partitions: Iterable[Partition]
     ) -> dict[Partition, int]:
-        """Load what is stored of these partitions; returns where to read on, 0 for a new topic."""
+        """Load what is stored of these partitions.
+
+        Returns:
+            The offset from which to read each partition; 0 for a new topic.
+
+        Raises:
+            ServiceUnavailable: The storage failed.
+        """
         self._app_ids = {
             (name, number): TopicIdPartition(name, topics[name].topic_id, number).app_id
             for name, number in partitions
@@ -109,34 +121,35 @@ class TableWriter:
                 self._store,
                 route.table,
                 id_column=route.id_column,
-                capacity=self._capacity,
+                capacity=self._recent_ids,
                 with_lengths=route.table == "interactions",
             )
-        self._dead_from = {p: self._stored[DEAD_LETTERS, p] or 0 for p in self._app_ids}
+        self._dead_letters_from = {p: self._stored[DEAD_LETTERS, p] or 0 for p in self._app_ids}
         tables = {route.topic: route.table for route in ROUTES}
         return {p: self._stored[tables[p[0]], p] or 0 for p in self._app_ids}
 
     def restart(self, partitions: Iterable[Partition]) -> None:
-        """Their stored offsets are not in the log: what comes next may have lower ones.
+        """Reset the dead-letter offsets of partitions whose stored offset is not in the log.
 
-        Stored at once: a later process would take broken records below the old offset, which a
-        batch without any leaves as it is, for dead letters that are there already.
+        The records that come next may have lower offsets. The reset offset is committed
+        immediately. Otherwise a later process would see broken records below the old offset and
+        wrongly assume that their dead letters are already stored.
 
         Raises:
-            StoreConflict: another writer stored something of these partitions, or took over.
-            ServiceUnavailable: the storage failed; `align` and read again.
+            StoreConflict: Another writer stored records of these partitions, or took over.
+            ServiceUnavailable: The storage failed; call `align` and read again.
         """
-        starts = {partition: 0 for partition in partitions if self._dead_from[partition]}
+        starts = {partition: 0 for partition in partitions if self._dead_letters_from[partition]}
         if starts:
             self._commit(DEAD_LETTERS, schema_of(TABLES[DEAD_LETTERS]).empty_table(), starts)
-            self._dead_from.update(starts)
+            self._dead_letters_from.update(starts)
 
     def write(self, route: Route, records: Sequence[LogRecord]) -> None:
-        """Store records of one topic that follow the last ones written.
+        """Store records of one topic; they follow the last ones written.
 
         Raises:
-            StoreConflict: another writer stored something of these partitions, or took over.
-            ServiceUnavailable: the storage failed; `align` and read again.
+            StoreConflict: Another writer stored records of these partitions, or took over.
+            ServiceUnavailable: The storage failed; call `align` and read again.
         """
         if not records:
             return
@@ -160,18 +173,22 @@ class TableWriter:
         _count(route, records, batch, rows)
 
     def _stamp(self) -> datetime:
-        """Now, and never before the last stamp: rows of one process stay in order."""
+        """Now, but never before the last stamp, so that the rows of one process stay in order."""
         self._stamped_at = max(self._now(), self._stamped_at or self._now())
         return self._stamped_at
 
     def _write_dead_letters(self, route: Route, batch: Batch) -> None:
-        new = [row for row in batch.dead if row.offset >= self._dead_from[row.topic, row.partition]]
+        new = [
+            row
+            for row in batch.dead
+            if row.offset >= self._dead_letters_from[row.topic, row.partition]
+        ]
         if not new:
             return
         partitions = {(row.topic, row.partition) for row in new}
         ends = {p: end for p, end in batch.ends.items() if p in partitions}
         self._commit(DEAD_LETTERS, self._screen(DEAD_LETTERS, to_table(new)), ends)
-        self._dead_from.update(ends)
+        self._dead_letters_from.update(ends)
         for kind, count in batch.dead_by_kind.items():
             metrics.DEAD_LETTERS.labels(route.topic, kind).inc(count)
         logger.warning(
@@ -208,7 +225,7 @@ class TableWriter:
             try:
                 self._store.append(table, empty, transactions=[claim])
             except StoreConflict:
-                continue  # the older writer committed in between, or another one starts too
+                continue  # the older writer committed in between, or a third one starts too
             return number
         raise StoreConflict(f"could not take over table {table} in {_CLAIM_ATTEMPTS} attempts")
 

@@ -1,4 +1,4 @@
-"""`onlinerl dead-letters`: list the records that were refused, and replay them.
+"""`onlinerl dead-letters`: lists the records that broke the event contract, and replays them.
 
 Imports only `rollout_store`.
 """

@@ -7,67 +7,98 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from typing_extensions import override
 
 from onlinerl.errors import ConfigError, ServiceUnavailable
-from onlinerl.ingest.dead_letters.letters import Letter, Selection, find_letters, replay
+from onlinerl.ingest.dead_letters.replay import (
+    DeadLetter,
+    Resender,
+    Selection,
+    find_dead_letters,
+    replay,
+)
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.rollout_store.event_log import MAX_MESSAGE_BYTES, broker_errors, ensure_topics
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
 
+def run_list(store: DeltaStore, selection: Selection, *, limit: int, format: str = "table") -> int:
+    """Print the newest dead letters of a selection, without their keys and payloads.
 
-def run_list(
-    settings: "Settings", selection: Selection, *, limit: int, format: str = "table"
-) -> int:
-    """Show the newest letters of a selection. What they contain is never shown.
+    Args:
+        store: Holds the table `dead_letters`.
+        selection: Which dead letters.
+        limit: Most dead letters to print.
+        format: `table` or `json`.
 
     Raises:
-        ServiceUnavailable: there are no tables yet.
+        ServiceUnavailable: There are no tables yet.
     """
-    found = find_letters(_store(settings), selection)
-    newest = heapq.nlargest(limit, map(_shown, found), key=lambda row: row["ingested_at"])
+    selected = find_dead_letters(store, selection)
+    newest = heapq.nlargest(limit, map(_row, selected), key=lambda row: row["ingested_at"])
     if format == "json":
         for row in newest:
             sys.stdout.write(json.dumps(row) + "\n")
     else:
-        _show(newest)
+        _print_table(newest)
     return 0
 
 
 def run_replay(
-    settings: "Settings", selection: Selection, *, everything: bool, dry_run: bool, actor: str
+    store: DeltaStore,
+    selection: Selection,
+    *,
+    broker: BrokerConfig,
+    everything: bool,
+    dry_run: bool,
+    actor: str,
 ) -> int:
-    """Send letters to their topics again, at most those that are there now.
+    """Send dead letters to their topics again, and print how many.
+
+    Args:
+        store: Holds the table `dead_letters`.
+        selection: Which dead letters.
+        broker: Where they are sent.
+        everything: Allows a selection that selects all of them.
+        dry_run: Only count them.
+        actor: Who asks, for the table `audit`.
 
     Raises:
-        ConfigError: nothing says which letters.
-        ServiceUnavailable: the broker or the tables do not answer.
+        ConfigError: The selection is empty and `everything` is not set.
+        ServiceUnavailable: The broker or the tables do not answer.
     """
     if not (selection.is_narrow or everything):
-        raise ConfigError("say which letters: --reason, --topic, --since, --id, or --all")
-    store = _store(settings)
-    # Of the table as it is now: a letter that comes back must not be sent again by this command.
-    letters = find_letters(store, selection)
+        raise ConfigError(
+            "select the dead letters to replay with --reason, --topic, --since or --id, or pass "
+            "--all"
+        )
+    # Read from the table as it is now: a dead letter that comes back is not sent a second time.
+    dead_letters = find_dead_letters(store, selection)
     if dry_run:
-        sys.stdout.write(f"{sum(1 for _ in letters)} letters would be sent again\n")
+        sys.stdout.write(f"{sum(1 for _ in dead_letters)} dead letters would be sent again\n")
         return 0
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    with contextlib.closing(KafkaResender(settings.broker)) as resender:
+    with contextlib.closing(KafkaResender(broker)) as resender:
         count = replay(
-            store, letters, resender=resender, actor=actor, now=lambda: datetime.now(UTC)
+            store, dead_letters, resender=resender, actor=actor, now=lambda: datetime.now(UTC)
         )
-    sys.stdout.write(f"{count} letters were sent again; ingest will tell what became of them\n")
+    sys.stdout.write(
+        f"{count} dead letters were sent again; ingest stores them, or lists them again if they "
+        "are still broken\n"
+    )
     return 0
 
 
-class KafkaResender:
-    """The `Resender` over kafka-python. A part of the records at a time is in the producer.
+class KafkaResender(Resender):
+    """Sends dead letters through kafka-python.
+
+    Args:
+        broker: Addresses and timeouts.
 
     Raises:
-        ServiceUnavailable: no broker answers.
+        ServiceUnavailable: No broker answers.
     """
 
     def __init__(self, broker: BrokerConfig) -> None:
@@ -90,8 +121,8 @@ class KafkaResender:
                 allow_auto_create_topics=False,
             )
 
+    @override
     def send(self, records: Sequence[tuple[str, bytes | None, bytes]]) -> None:
-        """See `Resender`."""
         with broker_errors("send dead letters again"):
             sent = [self._producer.send(topic, value, key=key) for topic, key, value in records]
             self._producer.flush(self._timeout_s)
@@ -106,24 +137,20 @@ class KafkaResender:
         self._producer.close(timeout=0)
 
 
-def _store(settings: "Settings") -> DeltaStore:
-    return DeltaStore(settings.store_root, settings.store.storage_options)
-
-
-def _shown(letter: Letter) -> dict[str, Any]:
+def _row(dead_letter: DeadLetter) -> dict[str, Any]:
     return {
-        "id": letter.letter_id,
-        "ingested_at": letter.ingested_at.isoformat(),
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "size_bytes": len(letter.payload),
-        "replayed": letter.is_replayed,
-        "reason": letter.reason,
+        "id": dead_letter.digest,
+        "ingested_at": dead_letter.ingested_at.isoformat(),
+        "topic": dead_letter.topic,
+        "partition": dead_letter.partition,
+        "offset": dead_letter.offset,
+        "size_bytes": len(dead_letter.payload),
+        "replayed": dead_letter.is_replayed,
+        "reason": dead_letter.reason,
     }
 
 
-def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""The bytes of a record to an event, or to the reason why they are none.
+"""Decodes the bytes of a record into an event, or says why it is none.
 
 Imports only `rollout_store`.
 """

@@ -1,27 +1,38 @@
-"""What an event has promised, and what happens to one that broke a promise.
+"""The event contract, and what happens to an event that breaks it.
 
-A record is *dead*, kept byte for byte with its reason, when nobody can tell what it means: it is
-not JSON, is of another schema version, has a field of another type, or names token ids that do not
-exist. So is an event that claims to be trainable although its lengths disagree or its version spans
-do not tile, because whoever wrote it counted wrong, and one whose prefix is longer than the parent
-it continues, because its prompt cannot be put together.
+A record becomes a *dead letter*, kept byte for byte with its reason, when its meaning is unclear:
+it is not JSON, has another schema version, has a field of a wrong type, or names token ids that do
+not exist. The same happens to an event that claims to be trainable although its lengths disagree or
+its version spans do not tile the completion, because its writer counted wrong; and to an event
+whose prefix is longer than its parent, because its prompt cannot be put together.
 
-An event is *kept untrainable* when it says so itself, with whatever is missing in it, and when it
-is whole but nothing can be learned from it: a log-probability that is not finite, no prompt, a
-prefix without a parent. It was served, so it is logged.
+An event is stored as *untrainable* when it says so itself, whatever it lacks, and when it is whole
+but fails the rule for what may be learned from (`rollout_store.trainability`). It was served, so it
+is logged.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from onlinerl.errors import InvalidEvent
+from onlinerl.rollout_store.trainability import (
+    Reason,
+    are_usable,
+    completion_fault,
+    count_of,
+    fault_of,
+    prompt_fault,
+    request_fault,
+)
+from onlinerl.rollout_store.version_spans import spans_tile
 
 
 class Kind(StrEnum):
-    """The classes of dead letters; each reason begins with one."""
+    """The kinds of dead letters; every reason begins with one."""
 
     EMPTY = "empty"
     NOT_JSON = "not_json"
@@ -36,7 +47,7 @@ class Kind(StrEnum):
 
 
 class BrokenEvent(InvalidEvent):
-    """Raised for a record that becomes a dead letter; `kind` is its class."""
+    """Raised for a record that becomes a dead letter of this `kind`."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(kind, message)
@@ -48,10 +59,12 @@ class BrokenEvent(InvalidEvent):
 
 
 def check_shape(body: Any) -> None:  # noqa: ANN401 - a generated struct
-    """Whether choices, lengths and spans of an interaction agree with each other.
+    """Check that choices, lengths and spans of an interaction agree with each other.
+
+    Lengths and spans of an event that calls itself untrainable may disagree.
 
     Raises:
-        BrokenEvent: when they do not, and the event did not say so itself.
+        BrokenEvent: They do not agree.
     """
     if len(body.choices) > 1:
         numbers = [choice.choice_index for choice in body.choices]
@@ -60,20 +73,23 @@ def check_shape(body: Any) -> None:  # noqa: ANN401 - a generated struct
     if not body.trainable:
         return
     for choice in body.choices:
-        num_tokens = len(choice.completion_token_ids) // 4
-        if len(choice.logprobs) // 4 != num_tokens:
-            raise BrokenEvent(
-                Kind.LENGTHS, f"{len(choice.logprobs) // 4} logprobs for {num_tokens} tokens"
-            )
-        if not spans_tile(choice.version_spans, num_tokens):
+        num_tokens = count_of(choice.completion_token_ids)
+        num_logprobs = count_of(choice.logprobs)
+        if num_logprobs != num_tokens:
+            raise BrokenEvent(Kind.LENGTHS, f"{num_logprobs} logprobs for {num_tokens} tokens")
+        if not spans_tile(choice.version_spans, num_tokens=num_tokens):
             raise BrokenEvent(Kind.SPANS, "version spans do not tile the completion")
 
 
 def check_prefix(body: Any, parent_length: int | None) -> None:  # noqa: ANN401
-    """Whether the parent is long enough for the prefix; `parent_length` None: it is not known.
+    """Check that the parent has as many tokens as the prefix.
+
+    Args:
+        body: The interaction.
+        parent_length: Tokens of the parent's prompt and completion; None when not known.
 
     Raises:
-        BrokenEvent: when it is not.
+        BrokenEvent: The prefix is longer than the parent.
     """
     if parent_length is not None and body.prefix_length > parent_length:
         raise BrokenEvent(
@@ -83,14 +99,14 @@ def check_prefix(body: Any, parent_length: int | None) -> None:  # noqa: ANN401
 
 
 def check_vocabulary(body: Any, vocab_size: int) -> None:  # noqa: ANN401
-    """Whether every token id of an interaction can exist.
+    """Check that every token id of an interaction exists.
 
     Args:
         body: The interaction.
-        vocab_size: Ids are below it; 0 when it is not known.
+        vocab_size: Token ids are below it; 0 when it is not known.
 
     Raises:
-        BrokenEvent: naming the first id that cannot.
+        BrokenEvent: Names the first id that does not exist.
     """
     for packed in _token_arrays(body):
         ids = np.frombuffer(packed, dtype="<i4")
@@ -101,44 +117,56 @@ def check_vocabulary(body: Any, vocab_size: int) -> None:  # noqa: ANN401
 
 
 def all_in_vocabulary(bodies: Sequence[Any], vocab_size: int) -> bool:
-    """Whether `check_vocabulary` would pass all of these, in one look over all tokens."""
+    """Whether `check_vocabulary` would pass for all interactions; faster than one by one."""
     packed = b"".join([array for body in bodies for array in _token_arrays(body)])
     return not _is_outside(np.frombuffer(packed, dtype="<i4"), vocab_size).any()
 
 
-def all_finite(choices: Sequence[Any]) -> bool:
-    """Whether every log-probability of these completions is finite."""
-    packed = b"".join([choice.logprobs for choice in choices])
-    return bool(np.isfinite(np.frombuffer(packed, dtype="<f4")).all())
+def all_usable(choices: Sequence[Any]) -> bool:
+    """Whether learning can use all log-probabilities of the completions; faster than one by one."""
+    return are_usable(b"".join([choice.logprobs for choice in choices]))
 
 
-def why_untrainable(body: Any, choice: Any, *, check_finite: bool = True) -> str | None:  # noqa: ANN401
-    """What a completion that broke no promise misses for learning, or None.
+def why_untrainable(
+    body: Any,  # noqa: ANN401 - a generated struct
+    choice: Any,  # noqa: ANN401
+    *,
+    extra: str | None = None,
+    check_logprobs: bool = True,
+) -> str | None:
+    """Why a completion cannot be learned from, or None when it can.
+
+    A claim to be trainable is verified by the rule that the gateway applies
+    (`rollout_store.trainability`); a claim to be untrainable is believed.
 
     Args:
         body: The interaction.
         choice: The completion.
-        check_finite: False when its log-probabilities are known to be finite.
+        extra: JSON of its undeclared fields, in which other sampling parameters are.
+        check_logprobs: False when `all_usable` holds for its log-probabilities.
     """
     if not body.trainable:
-        return body.untrainable_reason or "the gateway gave no reason"
-    if body.parent_id is None and body.prefix_length:
-        return "prefix_length without a parent"
-    if not body.prompt_token_ids and not body.prefix_length:
-        return "no prompt tokens"
-    if check_finite and not np.isfinite(np.frombuffer(choice.logprobs, dtype="<f4")).all():
-        return "a logprob is not finite"
-    return None
+        return body.untrainable_reason or fault_of(Reason.UNEXPLAINED).text
+    fault = (
+        prompt_fault(
+            num_prompt_tokens=count_of(body.prompt_token_ids),
+            prefix_length=body.prefix_length,
+            parent_id=body.parent_id,
+        )
+        or request_fault(
+            arm=body.arm,
+            sampling=body.sampling,
+            logprob_mode=body.logprob_mode,
+            other_parameters=_other_parameters(extra),
+        )
+        or completion_fault(choice, policy=body.policy, check_logprobs=check_logprobs)
+    )
+    return None if fault is None else fault.text
 
 
-def spans_tile(spans: Sequence[Any], num_tokens: int) -> bool:
-    """Whether the spans cover the tokens from the first to the last, in order and without gaps."""
-    at = 0
-    for span in spans:
-        if span.start != at or span.end <= at:
-            return False
-        at = span.end
-    return at == num_tokens
+def _other_parameters(extra: str | None) -> Collection[str]:
+    """Names of the undeclared sampling parameters of an event."""
+    return () if extra is None else json.loads(extra).get("sampling", ())
 
 
 def _token_arrays(body: Any) -> list[bytes]:  # noqa: ANN401

@@ -1,8 +1,8 @@
-"""From the bytes of a record to an event, or to the reason why there is none.
+"""Decodes the bytes of a record into an event, or says why it is none.
 
-Two ways lead to the same event. The quick one is a typed decoder and takes everything that a
-gateway of this version writes, and fields that a newer one added. What it refuses is read by the
-event models, which coerce, and can say what is wrong.
+There is a fast path and a slow path to the same event. The fast one is a typed decoder. It reads
+everything that a gateway of this version writes, and fields that a newer one added. Records that it
+refuses take the slow path through the event models, which coerce values and can say what is wrong.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from pydantic import BaseModel, PlainSerializer, ValidationError
 
 from onlinerl.ingest.decoding.contract import BrokenEvent, Kind
 from onlinerl.ingest.decoding.structs import decoder_of, struct_of
-from onlinerl.ingest.decoding.unknown_fields import EventModel, undeclared
+from onlinerl.ingest.decoding.unknown_fields import EventModel, undeclared_fields
 from onlinerl.rollout_store.schema import SCHEMA_VERSION
 
 _NUMBER_BYTES = 4
@@ -25,33 +25,33 @@ _NUMBER_BYTES = 4
 
 @dataclass(slots=True)
 class Event:
-    """One event as it was written; token arrays are packed little-endian numbers."""
+    """One event as it was written; token arrays are packed little-endian int32 and float32."""
 
     body: Any
     """A struct of `structs.struct_of`, with the fields of the event model."""
     extra: Sequence[str | None] | None = None
-    """Per row the JSON of fields that are not declared; None when no row has any."""
+    """JSON of the undeclared fields of each row; None when no row has any."""
 
 
 def read_event(value: bytes, model: EventModel) -> Event | None:
-    """The event of a record; None when it carries no consent to be kept.
+    """The event of a record; None when its consent is `none`, so that it must not be stored.
 
     Raises:
-        BrokenEvent: saying what is wrong, without repeating what the event contains.
+        BrokenEvent: Says what is wrong, without quoting the event.
     """
-    event = read_quickly(value, model) or read_thoroughly(value, model)
+    event = read_by_struct(value, model) or read_by_model(value, model)
     return None if event is None or event.body.consent == "none" else event
 
 
-def read_quickly(value: bytes, model: EventModel) -> Event | None:
-    """The event, or None when it needs a second look."""
+def read_by_struct(value: bytes, model: EventModel) -> Event | None:
+    """The fast path: the event, or None when the record must take the slow path."""
     extra = None
     try:
         body = decoder_of(model).decode(value)
     except msgspec.ValidationError:
         try:
             body = decoder_of(model, keep_unknown=True).decode(value)
-            extra = undeclared(pydantic_core.from_json(value), model)
+            extra = undeclared_fields(pydantic_core.from_json(value), model)
         except (msgspec.DecodeError, ValueError):
             return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -62,30 +62,30 @@ def read_quickly(value: bytes, model: EventModel) -> Event | None:
     return Event(body, extra) if is_plain(body) else None
 
 
-def read_thoroughly(value: bytes, model: EventModel) -> Event | None:
-    """The event as its model reads it; None when it carries no consent to be kept.
+def read_by_model(value: bytes, model: EventModel) -> Event | None:
+    """The slow path: the event as its model reads it; None when its consent is `none`.
 
     Raises:
-        BrokenEvent: as for `read_event`.
+        BrokenEvent: Says what is wrong, without quoting the event.
     """
     if not value:
         raise BrokenEvent(Kind.EMPTY, "the record is empty")
     raw = _json(value)
     if raw is not None and raw.get("consent") == "none":
-        return None  # broken or not, it may not be kept
+        return None  # must not be stored, broken or not
     if raw is not None:
-        # Before anything else: other fields may mean something else in another version.
+        # Checked first, because fields may have another meaning in another version.
         _check_version(raw.get("schema_version"))
     try:
         event = model.model_validate_json(value)
     except ValidationError as error:
-        raise _explained(error) from None
+        raise _broken_event(error) from None
     _check_version(event.schema_version)
     try:
         body = msgspec.convert(_plain(event), struct_of(model))
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         raise BrokenEvent(Kind.VALUE, f"a value fits no column: {error}"[:1000]) from None
-    return Event(body, undeclared(raw or {}, model))
+    return Event(body, undeclared_fields(raw or {}, model))
 
 
 def _is_plain_interaction(body: Any) -> bool:  # noqa: ANN401 - a generated struct
@@ -101,12 +101,12 @@ def _is_plain_feedback(body: Any) -> bool:  # noqa: ANN401 - a generated struct
     if not _is_instant(body.given_at):
         return False
     has_one_target = (body.interaction_id is None) != (body.session_id is None)
-    says = (body.value, body.demonstration, body.retracts)
-    return has_one_target and says != (None, None, None)
+    content = (body.value, body.demonstration, body.retracts)
+    return has_one_target and content != (None, None, None)
 
 
 def _is_instant(text: str) -> bool:
-    """Whether the text, which has the right form, names a day and a time that exist."""
+    """Whether the text, whose form is right, names a day and a time that exist."""
     try:
         datetime.fromisoformat(text)
     except ValueError:
@@ -130,7 +130,7 @@ def _check_version(version: object) -> None:
         )
 
 
-def _explained(error: ValidationError) -> BrokenEvent:
+def _broken_event(error: ValidationError) -> BrokenEvent:
     details = error.errors(include_input=False, include_context=False, include_url=False)
     shown = [f"{'.'.join(map(str, d['loc'])) or 'record'}: {d['msg']}" for d in details[:3]]
     more = [f"and {len(details) - 3} more"] if len(details) > 3 else []
@@ -139,10 +139,10 @@ def _explained(error: ValidationError) -> BrokenEvent:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - walks any model
-    """A model as what its struct is converted from: packed arrays, one form of a timestamp."""
+    """A model as plain values for its struct: packed arrays, and timestamps in one form."""
     if isinstance(value, BaseModel):
         return {
-            name: _packed(getattr(value, name), info.metadata, info.annotation)
+            name: _pack(getattr(value, name), info.metadata, info.annotation)
             for name, info in type(value).model_fields.items()
         }
     if isinstance(value, list):
@@ -152,10 +152,11 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - walks any model
     return value
 
 
-def _packed(value: Any, metadata: Sequence[object], annotation: object) -> Any:  # noqa: ANN401
+def _pack(value: Any, metadata: Sequence[object], annotation: object) -> Any:  # noqa: ANN401
     if not any(isinstance(item, PlainSerializer) for item in metadata):
         return _plain(value)
     if get_args(annotation) == (int,):
         return np.asarray(value, dtype="<i4").tobytes()
-    with np.errstate(over="ignore"):  # beyond float32 is not finite, which is looked at later
+    # A value beyond float32 becomes infinite, which the rule for trainability refuses.
+    with np.errstate(over="ignore"):
         return np.asarray(value, dtype="<f8").astype("<f4").tobytes()

@@ -1,4 +1,4 @@
-"""The fields of newer writers: what a record contains and no model declares, kept as JSON."""
+"""Fields that a newer writer added and no model declares; they are kept as JSON."""
 
 import functools
 import json
@@ -14,11 +14,12 @@ from onlinerl.rollout_store.schema import Completion, FeedbackEvent, Interaction
 EventModel = type[InteractionEvent] | type[FeedbackEvent]
 
 
-def undeclared(raw: Mapping[str, Any], model: EventModel) -> Sequence[str | None] | None:
-    """Per row of an event the JSON of its undeclared fields; None when no row has any.
+def undeclared_fields(raw: Mapping[str, Any], model: EventModel) -> Sequence[str | None] | None:
+    """JSON of the undeclared fields of each row of an event; None when no row has any.
 
-    A row of an interaction has those of the event, and under `choice` those of its completion.
-    Undeclared fields of a part stand under the part's name, of a list under the item's number.
+    A row of an interaction has the undeclared fields of the event, and those of its completion
+    under `choice`. Fields of a nested part are under its name, those of a list item under its
+    number.
 
     Args:
         raw: The record; its declared fields are known to be right.
@@ -34,24 +35,24 @@ def undeclared(raw: Mapping[str, Any], model: EventModel) -> Sequence[str | None
 
 
 def _undeclared(raw: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    found = {name: value for name, value in raw.items() if name not in model.model_fields}
+    fields = {name: value for name, value in raw.items() if name not in model.model_fields}
     for name, part in _parts(model).items():
         value = raw.get(name)
         if isinstance(value, dict):
             inner = _undeclared(value, part)
         elif isinstance(value, list):
-            numbered = {str(at): _undeclared(item, part) for at, item in enumerate(value)}
-            inner = {at: fields for at, fields in numbered.items() if fields}
+            by_number = {str(at): _undeclared(item, part) for at, item in enumerate(value)}
+            inner = {at: of_item for at, of_item in by_number.items() if of_item}
         else:
             continue
         if inner:
-            found[name] = inner
-    return found
+            fields[name] = inner
+    return fields
 
 
 @functools.cache
 def _parts(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
-    """The fields that are models, or lists of them; choices are rows of their own."""
+    """The fields that are models or lists of models, without choices, which are rows themselves."""
     parts: dict[str, type[BaseModel]] = {}
     for name, info in model.model_fields.items():
         inner = _innermost(info.annotation)

@@ -1,4 +1,4 @@
-"""The topics as ingest reads them: Kafka, and a twin in memory.
+"""The topics as ingest reads them: positions, records, and partitions that change hands.
 
 Imports only the base of ingest and `rollout_store`.
 """

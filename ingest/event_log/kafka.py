@@ -1,50 +1,52 @@
 """The event log in Kafka: one consumer whose positions the caller keeps.
 
-An offset lies in the tables, in the same commit as the rows. So offsets are never committed to the
-broker, and the consumer never chooses a position by itself (`auto_offset_reset="none"`). A consumer
-group, where there is one, only shares out the partitions.
+Offsets are stored in the tables, in the same commit as the rows. So they are never committed to the
+broker, and the consumer never chooses a position itself (`auto_offset_reset="none"`). A consumer
+group, when there is one, only distributes the partitions.
 """
 
 import contextlib
 import importlib.util
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.coordinator.assignors.range import RangePartitionAssignor
-from kafka.errors import KafkaError, OffsetOutOfRangeError
+from kafka.errors import IllegalStateError, KafkaError, OffsetOutOfRangeError
+from typing_extensions import override
 
-from onlinerl.ingest.event_log.log import Fetched, LogRecord, Partition
+from onlinerl.ingest.event_log.log import EventLog, LogRecord, Partition, PollResult
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.rollout_store.event_log import MAX_MESSAGE_BYTES, Topic, TopicAdmin, broker_errors
 
 logger = logging.getLogger(__name__)
 
 _FETCH_BYTES = 16 * 1024**2
-"""Most bytes of one answer of the broker, compressed; one record may be larger."""
+"""Most bytes of one response of the broker, compressed; a single record may be larger."""
 
 _FETCH_WAIT_MS = 25
-"""How long the broker may wait for records of a quiet topic: it answers one question at a time, so
-a busy topic waits as long."""
+"""Milliseconds that the broker may wait for records of a quiet topic. A busy topic waits as long,
+because the broker answers the requests of a connection one after another."""
 
 _POLL_BYTES = 8 * 1024**2
-"""About how many bytes one poll brings: the number of records follows their size."""
+"""About how many bytes one poll returns: the larger the records, the fewer are asked for."""
 
 
-class KafkaLog:
+class KafkaLog(EventLog):
     """The real `EventLog`. Creates the topics that are missing.
 
     Args:
-        broker: Where the log is.
-        group_id: The consumer group that shares the partitions out; None: this reader has all.
-        session_timeout_s: How long a member of a group may be silent.
+        broker: Addresses and timeouts.
+        group_id: Consumer group that distributes the partitions; None gives this reader all of
+            them.
+        session_timeout_s: Seconds that a member of the group may be silent.
         check_crcs: See `IngestConfig.check_crcs`.
-        max_poll_records: Most records that one poll brings.
+        max_poll_records: Most records that one poll returns.
 
     Raises:
-        ServiceUnavailable: no broker answered.
+        ServiceUnavailable: No broker answered.
     """
 
     def __init__(
@@ -61,8 +63,8 @@ class KafkaLog:
         self._in_group = group_id is not None
         self._max_poll_records = max_poll_records
         self._num_next = min(500, max_poll_records)
-        self._owned = _Owned()
-        self._sought = False
+        self._assigned = _AssignedPartitions()
+        self._has_positions = False
         self._admin = TopicAdmin(broker)
         try:
             self._admin.ensure()
@@ -74,7 +76,7 @@ class KafkaLog:
                     enable_auto_commit=False,
                     auto_offset_reset="none",
                     allow_auto_create_topics=False,
-                    check_crcs=checks_crcs(check_crcs),
+                    check_crcs=should_check_crcs(check_crcs),
                     fetch_max_bytes=_FETCH_BYTES,
                     fetch_max_wait_ms=_FETCH_WAIT_MS,
                     max_partition_fetch_bytes=MAX_MESSAGE_BYTES,
@@ -90,15 +92,15 @@ class KafkaLog:
             self._admin.close()
             raise
 
+    @override
     def topics(self) -> Mapping[str, Topic]:
-        """See `EventLog`."""
         return self._admin.describe()
 
+    @override
     def open(self, topics: Mapping[str, Topic]) -> None:
-        """See `EventLog`."""
         if self._in_group:
             with broker_errors("join the consumer group"):
-                listener = _Listener(self._consumer, self._owned)
+                listener = _Listener(self._consumer, self._assigned)
                 self._consumer.subscribe(sorted(topics), listener=listener)
         else:
             every = [
@@ -108,38 +110,42 @@ class KafkaLog:
             ]
             with broker_errors("assign partitions"):
                 self._consumer.assign(every)
-            self._owned.change(every)
-        self._sought = False
+            self._assigned.change(every)
+        self._has_positions = False
 
+    @override
     def seek(self, positions: Mapping[Partition, int]) -> None:
-        """See `EventLog`."""
-        for partition in [TopicPartition(*position) for position in positions]:
-            # A partition that was taken away in this moment is told by the next poll.
-            with broker_errors("seek"), contextlib.suppress(ValueError, KeyError):
-                self._consumer.seek(partition, positions[partition.topic, partition.partition])
+        for (topic, number), offset in positions.items():
+            partition = TopicPartition(topic, number)
+            with broker_errors("seek"), self._unless_revoked(partition):
+                self._consumer.seek(partition, offset)
                 self._consumer.resume(partition)
-        self._sought = True
+        self._has_positions = True
 
+    @override
     def pause(self) -> None:
-        """See `EventLog`."""
-        self._consumer.pause(*self._consumer.assignment())
+        for partition in self._consumer.assignment():
+            with self._unless_revoked(partition):
+                self._consumer.pause(partition)
 
+    @override
     def resume(self) -> None:
-        """See `EventLog`."""
-        self._consumer.resume(*self._consumer.assignment())
+        for partition in self._consumer.assignment():
+            with self._unless_revoked(partition):
+                self._consumer.resume(partition)
 
-    def poll(self, timeout_s: float) -> Fetched:
-        """See `EventLog`."""
+    @override
+    def poll(self, timeout_s: float) -> PollResult:
         batches: Mapping[TopicPartition, list[Any]] = {}
-        if self._sought or self._in_group:
+        if self._has_positions or self._in_group:
             with broker_errors("poll records"):
                 try:
                     batches = self._consumer.poll(int(timeout_s * 1000), self._num_next)
                 except OffsetOutOfRangeError as error:
-                    return Fetched(restarted=self._to_the_earliest(error))
-        if (assigned := self._owned.take()) is not None:
-            self._sought = False
-            return Fetched(assigned=frozenset(tuple(partition) for partition in assigned))
+                    return PollResult(restarted=self._to_the_earliest(error))
+        if (assigned := self._assigned.take()) is not None:
+            self._has_positions = False
+            return PollResult(assigned=frozenset(tuple(partition) for partition in assigned))
         records = [
             LogRecord(
                 record.topic, record.partition, record.offset, record.key, record.value or b""
@@ -148,27 +154,54 @@ class KafkaLog:
             for record in batch
         ]
         self._adapt(records)
-        return Fetched(records)
+        return PollResult(records)
 
+    @override
     def lags(self) -> Mapping[Partition, int] | None:
-        """See `EventLog`."""
-        # The high watermark of the last fetch. Asking for end offsets instead is wrong on Tansu,
-        # which answers with the first offset of the last batch plus one.
-        here = self._consumer.assignment()
-        ends = {partition: self._consumer.highwater(partition) for partition in here}
-        if not self._sought or any(end is None for end in ends.values()):
+        # The high watermark of the last fetch. Tansu's end offsets are wrong: it answers with the
+        # first offset of the last batch plus one.
+        if not self._has_positions:
             return None
-        with broker_errors("read positions"), contextlib.suppress(ValueError, KeyError):
-            return {
-                (p.topic, p.partition): max(ends[p] - self._consumer.position(p), 0) for p in here
-            }
-        return None  # a partition was taken away in this moment
+        partitions = self._consumer.assignment()
+        ends = self._of_each(partitions, self._consumer.highwater)
+        if ends is None:
+            return None
+        positions = self._of_each(partitions, self._consumer.position)
+        if positions is None:
+            return None
+        return {(p.topic, p.partition): max(ends[p] - positions[p], 0) for p in partitions}
 
+    @override
     def close(self) -> None:
-        """See `EventLog`."""
         self._admin.close()
         with contextlib.suppress(KafkaError, OSError):
             self._consumer.close(autocommit=False, timeout_ms=1000)
+
+    def _of_each(
+        self, partitions: Iterable[TopicPartition], ask: Callable[[TopicPartition], int | None]
+    ) -> dict[TopicPartition, int] | None:
+        """The answer for every partition; None when one is unknown or was just taken away."""
+        answers: dict[TopicPartition, int] = {}
+        for partition in partitions:
+            answer = None
+            with broker_errors("read positions"), self._unless_revoked(partition):
+                answer = ask(partition)
+            if answer is None:
+                return None
+            answers[partition] = answer
+        return answers
+
+    @contextlib.contextmanager
+    def _unless_revoked(self, partition: TopicPartition) -> Iterator[None]:
+        """Ignore errors about a partition that the group has just taken away.
+
+        The consumer's own thread takes partitions away at any moment; the next poll reports it.
+        """
+        try:
+            yield
+        except (ValueError, KeyError, IllegalStateError):
+            if partition in self._consumer.assignment():
+                raise
 
     def _adapt(self, records: list[LogRecord]) -> None:
         if records:
@@ -176,57 +209,57 @@ class KafkaLog:
             self._num_next = min(max(_POLL_BYTES // mean_bytes, 1), self._max_poll_records)
 
     def _to_the_earliest(self, error: OffsetOutOfRangeError) -> list[Partition]:
-        here = self._consumer.assignment()
-        lost = [partition for partition in error.args[0] if partition in here]
+        assigned = self._consumer.assignment()
+        lost = [partition for partition in error.args[0] if partition in assigned]
         for partition, earliest in self._consumer.beginning_offsets(lost).items():
             self._consumer.seek(partition, earliest)
         return [(partition.topic, partition.partition) for partition in lost]
 
 
-class _Owned:
-    """The partitions of this reader, handed from the consumer's thread to the caller's."""
+class _AssignedPartitions:
+    """The partitions of this reader, passed from the consumer's thread to the caller's."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._changed: frozenset[TopicPartition] | None = None
 
     def change(self, partitions: Iterable[TopicPartition]) -> None:
-        """Say so at the next `take`."""
+        """Let the next `take` return these partitions."""
         with self._lock:
             self._changed = frozenset(partitions)
 
     def take(self) -> frozenset[TopicPartition] | None:
-        """The partitions, when they changed since the last time."""
+        """The partitions, or None when they did not change since the last call."""
         with self._lock:
             changed, self._changed = self._changed, None
         return changed
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python is untyped
-    """Notes what the group gave. Runs in the consumer's own thread, so it waits for nothing.
+    """Remembers which partitions the group assigned. Runs in the consumer's thread: never waits.
 
-    A partition is paused, at a position that does not matter, until its real one was read from the
-    tables: otherwise the consumer would look for a committed offset, and there is none.
+    A new partition is paused at position 0 until its position was read from the tables. Without a
+    position the consumer would look for a committed offset, and there is none.
     """
 
-    def __init__(self, consumer: KafkaConsumer, owned: _Owned) -> None:
+    def __init__(self, consumer: KafkaConsumer, assigned: _AssignedPartitions) -> None:
         self._consumer = consumer
-        self._owned = owned
+        self._assigned = assigned
 
     def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """What was read of them is dropped when the new partitions are known."""
-        self._owned.change(())
+        """Report no partitions; the caller then drops what it read of the old ones."""
+        self._assigned.change(())
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """These are to be read."""
+        """Report the partitions to read."""
         for partition in assigned:
             self._consumer.seek(partition, 0)
         self._consumer.pause(*assigned)
-        self._owned.change(assigned)
+        self._assigned.change(assigned)
 
 
-def checks_crcs(choice: Literal["auto", "always", "never"]) -> bool:
-    """Whether checksums are looked at. In pure Python that takes 0.1 s a megabyte."""
+def should_check_crcs(choice: Literal["auto", "always", "never"]) -> bool:
+    """Whether to verify checksums. In pure Python that takes 0.1 s per megabyte."""
     if choice == "auto":
         return importlib.util.find_spec("crc32c") is not None
     return choice == "always"

@@ -1,13 +1,15 @@
 """The event log as ingest sees it: topics with ids, positions, records.
 
-`KafkaLog` (in `kafka_log`) is the real one; `MemoryLog` is its twin for unit tests and can be
-recreated, cut off at the front and taken away.
+`KafkaLog` (in `kafka`) is the real one. `MemoryLog` is its twin for unit tests: a test can recreate
+it, cut it at either end, and make it unavailable.
 """
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from typing_extensions import override
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.event_log import Topic
@@ -17,7 +19,7 @@ Partition = tuple[str, int]
 
 
 class LogRecord(NamedTuple):
-    """One record as it lies in the log; a missing value reads as empty."""
+    """One record of the log; a record without a value has an empty one."""
 
     topic: str
     partition: int
@@ -27,54 +29,56 @@ class LogRecord(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """What one poll brought."""
+class PollResult:
+    """The result of one `EventLog.poll`."""
 
     records: Sequence[LogRecord] = ()
     restarted: Sequence[Partition] = ()
-    """Partitions whose position is not in the log any more; they go on at the earliest record."""
+    """Partitions whose position is no longer in the log. Reading them continues at their earliest
+    record."""
     assigned: frozenset[Partition] | None = None
-    """Not None when the partitions to read changed: these are the ones now. None of them is read
-    before `seek` says from where, and no record comes along."""
+    """All partitions that this reader has now, or None when they did not change. Such a result has
+    no records; call `seek` before any are read."""
 
 
 class EventLog(Protocol):
-    """Reads records in order from positions that the caller keeps.
+    """Reads records in order, from positions that the caller keeps.
 
-    `OPENED -> assigned -> sought -> polled`, and back to assigned when partitions change hands.
-    Every method raises `ServiceUnavailable` when the log does not answer within its timeout.
+    Call `open`, then `poll` until it assigns partitions, then `seek`, then `poll` for records. When
+    `poll` assigns other partitions, call `seek` again. Every method but `close` raises
+    `ServiceUnavailable` when the log does not answer within its timeout.
     """
 
     def topics(self) -> Mapping[str, Topic]:
-        """The topics as they are now; those that do not exist are left out."""
+        """The topics by name, as they are now; missing ones are left out."""
         ...
 
     def open(self, topics: Mapping[str, Topic]) -> None:
-        """Ask for the partitions of these topics; `poll` tells which ones this reader gets."""
+        """Ask for the partitions of these topics; `poll` returns which ones this reader gets."""
         ...
 
     def seek(self, positions: Mapping[Partition, int]) -> None:
-        """Read the assigned partitions from these offsets; ends a pause."""
+        """Read the assigned partitions from these offsets on. Ends a pause."""
         ...
 
     def pause(self) -> None:
-        """Fetch no records until `resume`; polling goes on, so that no partition is taken away."""
+        """Fetch no records until `resume`. Keep polling: a silent reader loses its partitions."""
         ...
 
     def resume(self) -> None:
         """Fetch records again."""
         ...
 
-    def poll(self, timeout_s: float) -> Fetched:
-        """New records, or nothing when none came in time. In order within a partition."""
+    def poll(self, timeout_s: float) -> PollResult:
+        """New records, in order within a partition; none when the timeout passes."""
         ...
 
     def lags(self) -> Mapping[Partition, int] | None:
-        """Per partition the records that were not polled yet; None while it is unknown."""
+        """Number of records not polled yet, by partition; None while it is unknown."""
         ...
 
     def close(self) -> None:
-        """Disconnect; never raises."""
+        """Disconnect. Never raises."""
         ...
 
 
@@ -88,13 +92,13 @@ class _Partition:
         return self.start + len(self.records)
 
 
-class MemoryLog:
-    """An event log in memory that survives its readers.
+class MemoryLog(EventLog):
+    """An event log in memory, for unit tests. Its records survive `close`.
 
     Args:
         names: Topics to create.
-        partitions: Partitions of each.
-        max_poll_records: Most records of a partition that one poll brings.
+        partitions: Number of partitions of each topic.
+        max_poll_records: Most records of one partition that a poll returns.
     """
 
     def __init__(
@@ -110,7 +114,7 @@ class MemoryLog:
         self.recreate()
 
     def recreate(self) -> None:
-        """Lose every record and count from 0 under new ids, like a broker without its disk."""
+        """Drop all records and give the topics new ids, like a broker that lost its disk."""
         generation = next(self._incarnation)
         numbers = tuple(range(self._num_partitions))
         self._topics = {n: Topic(n, f"{n}-{generation}", numbers) for n in self._names}
@@ -119,56 +123,57 @@ class MemoryLog:
     def produce(
         self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = 0
     ) -> int:
-        """Append a record; returns its offset."""
+        """Append a record and return its offset."""
         log = self._logs[topic, partition]
         log.records.append(LogRecord(topic, partition, log.end, key, value))
         return log.end - 1
 
     def expire(self, topic: str, count: int, *, partition: int = 0) -> None:
-        """Drop the oldest records, like retention does."""
+        """Drop the oldest `count` records, as retention does."""
         log = self._logs[topic, partition]
         log.records, log.start = log.records[count:], log.start + count
 
     def truncate(self, topic: str, count: int, *, partition: int = 0) -> None:
-        """Drop the newest records and keep the topic id, like an unclean leader election."""
+        """Drop the newest `count` records, as an unclean leader election does; ids stay."""
         del self._logs[topic, partition].records[-count:]
 
+    @override
     def topics(self) -> Mapping[str, Topic]:
-        """See `EventLog`."""
         self._check()
         return dict(self._topics)
 
+    @override
     def open(self, topics: Mapping[str, Topic]) -> None:
-        """See `EventLog`; every partition is this reader's until `reassign`."""
         self._check()
         self.reassign({(topic.name, n) for topic in topics.values() for n in topic.partitions})
 
     def reassign(self, partitions: Iterable[Partition]) -> None:
-        """Let the next poll say that only these are this reader's, as a rebalance does."""
+        """Let the next poll assign only these partitions, as a rebalance does."""
         self._assigned = frozenset(partitions)
         self._positions, self.paused = {}, False
 
+    @override
     def seek(self, positions: Mapping[Partition, int]) -> None:
-        """See `EventLog`."""
         self._check()
         self._positions, self.paused = dict(positions), False
 
+    @override
     def pause(self) -> None:
-        """See `EventLog`."""
         self.paused = True
 
+    @override
     def resume(self) -> None:
-        """See `EventLog`."""
         self.paused = False
 
-    def poll(self, timeout_s: float) -> Fetched:
-        """See `EventLog`; never waits."""
+    @override
+    def poll(self, timeout_s: float) -> PollResult:
+        """Return at once, whatever the timeout."""
         self._check()
         if self._assigned is not None:
             assigned, self._assigned = self._assigned, None
-            return Fetched(assigned=assigned)
+            return PollResult(assigned=assigned)
         if self.paused:
-            return Fetched()
+            return PollResult()
         restarted = [
             partition
             for partition, position in self._positions.items()
@@ -183,15 +188,16 @@ class MemoryLog:
             batch = log.records[first : first + self._max_poll_records]
             records += batch
             self._positions[partition] = position + len(batch)
-        return Fetched(records, restarted)
+        return PollResult(records, restarted)
 
+    @override
     def lags(self) -> Mapping[Partition, int] | None:
-        """See `EventLog`."""
         return {p: max(self._logs[p].end - at, 0) for p, at in self._positions.items()}
 
+    @override
     def close(self) -> None:
-        """See `EventLog`."""
+        """Keep the records."""
 
     def _check(self) -> None:
         if not self.available:
-            raise ServiceUnavailable("the log was taken away")
+            raise ServiceUnavailable("the log is unavailable")

@@ -1,19 +1,19 @@
-"""Whether what was fetched came from the topics that are being read."""
+"""Checks that polled records belong to the topics that ingest thinks it reads."""
 
 from collections.abc import Callable, Mapping
 
 from onlinerl.ingest import metrics
-from onlinerl.ingest.event_log.log import EventLog, Fetched, Partition
+from onlinerl.ingest.event_log.log import EventLog, Partition, PollResult
 from onlinerl.rollout_store.event_log import Topic
 
 
 class TopicWatch:
-    """Asks the log which topics there are, after what it fetched.
+    """Asks the log for its topics after every poll that returned something.
 
     Args:
-        log: Is asked.
-        topics: What is expected.
-        interval_s: Longest time between two questions.
+        log: Asked for topics and lags.
+        topics: The topics that are being read.
+        interval_s: Longest time between two checks, in seconds.
         clock: Monotonic seconds.
     """
 
@@ -31,12 +31,19 @@ class TopicWatch:
         self._clock = clock
         self._checked_at = clock()
         self.lags: Mapping[Partition, int] | None = None
-        """Per partition, when it was asked last; None while it is unknown."""
+        """Lag by partition as of the last check; None while it is unknown."""
 
-    def confirms(self, fetched: Fetched) -> bool:
-        """Ask when there is something to confirm, or when the last time is long ago."""
-        quiet = not fetched.records and not fetched.restarted
-        if quiet and self._clock() - self._checked_at < self._interval_s:
+    def confirms(self, result: PollResult) -> bool:
+        """Whether the topics are still the same.
+
+        Asks the log only when the poll returned something or the last check is `interval_s` ago;
+        otherwise the answer is True.
+
+        Raises:
+            ServiceUnavailable: The log does not answer.
+        """
+        is_empty = not result.records and not result.restarted
+        if is_empty and self._clock() - self._checked_at < self._interval_s:
             return True
         self._checked_at = self._clock()
         self.lags = self._log.lags()

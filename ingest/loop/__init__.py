@@ -1,4 +1,4 @@
-"""Follows the topics, gathers, commits, and outlives outages.
+"""The main loop: reads the topics, commits batches, and waits out outages.
 
-Imports `committing` and what is below it.
+Imports `committing` and what is below it, `rollout_store` and `process`.
 """

@@ -1,4 +1,4 @@
-"""How far ingest is: a bar in a terminal, a line in the log elsewhere."""
+"""How far ingest is: a progress bar in a terminal, a line in the log elsewhere."""
 
 import logging
 import sys
@@ -6,56 +6,66 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from typing_extensions import override
+
 logger = logging.getLogger(__name__)
 
 
 class Progress(Protocol):
-    """Is told after every poll; must be quick."""
+    """Called after every poll, so `report` must be quick."""
 
     def report(self, num_records: int, *, lag: int | None) -> None:
-        """So many records were committed, and so many were not read yet (None: unknown)."""
+        """Show how far ingest is.
+
+        Args:
+            num_records: Records committed since the start.
+            lag: Records not read yet; None while it is unknown.
+        """
         ...
 
     def close(self) -> None:
-        """No more will come."""
+        """End the report; `report` is not called again."""
         ...
 
 
-class Silent:
+class NoProgress(Progress):
     """Shows nothing."""
 
+    @override
     def report(self, num_records: int, *, lag: int | None) -> None:
-        """See `Progress`."""
+        pass
 
+    @override
     def close(self) -> None:
-        """See `Progress`."""
+        pass
 
 
-class LogLines:
-    """A line in the log when there is news, at most one per `interval_s`."""
+class ProgressLog(Progress):
+    """Writes a line to the log when records were stored, at most one per `interval_s` seconds."""
 
     def __init__(self, *, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s
         self._clock = clock
-        self._told_at = clock()
-        self._told = 0
+        self._last_at = clock()
+        self._last_num_records = 0
 
+    @override
     def report(self, num_records: int, *, lag: int | None) -> None:
-        """See `Progress`."""
-        elapsed_s = self._clock() - self._told_at
-        if num_records == self._told or elapsed_s < self._interval_s:
+        elapsed_s = self._clock() - self._last_at
+        if num_records == self._last_num_records or elapsed_s < self._interval_s:
             return
-        rate = (num_records - self._told) / elapsed_s
+        rate = (num_records - self._last_num_records) / elapsed_s
         left = "unknown" if lag is None else lag
         logger.info("%d records stored, %.0f a second, lag %s", num_records, rate, left)
-        self._told, self._told_at = num_records, self._clock()
+        self._last_num_records, self._last_at = num_records, self._clock()
 
+    @override
     def close(self) -> None:
-        """See `Progress`."""
+        pass
 
 
-class Bar:
-    """A bar on standard error that grows to the end of the log as it is known."""
+class ProgressBar(Progress):
+    """A progress bar on standard error, which ends at the known end of the log."""
 
     def __init__(self) -> None:
         # rich takes a while to import and only a terminal needs it.
@@ -68,18 +78,18 @@ class Bar:
         self._task = self._bar.add_task("records", total=None)
         self._bar.start()
 
+    @override
     def report(self, num_records: int, *, lag: int | None) -> None:
-        """See `Progress`."""
         total = None if lag is None else num_records + lag
         self._bar.update(self._task, completed=num_records, total=total)
 
+    @override
     def close(self) -> None:
-        """See `Progress`."""
         self._bar.stop()
 
 
 def progress_for(*, once: bool) -> Progress:
-    """A bar for somebody who waits for the end in front of a terminal, else lines in the log."""
+    """A bar when somebody waits at a terminal for the end (`once`), else lines in the log."""
     if once and sys.stderr.isatty():
-        return Bar()
-    return LogLines(interval_s=10.0 if once else 60.0)
+        return ProgressBar()
+    return ProgressLog(interval_s=10.0 if once else 60.0)

@@ -1,4 +1,4 @@
-"""What is looked for in text before it is stored, and what happens to what is found."""
+"""Configuration of scrubbing: what to look for in text, and what to do with findings."""
 
 import re
 from typing import Literal, Self
@@ -9,21 +9,22 @@ from onlinerl.base_config import Config
 
 Action = Literal["drop", "mask_span", "keep"]
 BUILT_IN = ("email", "phone", "card", "iban", "ip", "secret")
-"""Rules that need no pattern; `scrub_rules` says what each finds."""
+"""Rules that need no pattern; `rules` documents what each finds."""
 
 
 class ScrubRule(Config):
-    """One thing to look for."""
+    """One kind of data to look for."""
 
     name: str = Field(min_length=1, max_length=64)
     """`email`, `phone`, `card`, `iban`, `ip` or `secret`; any other name needs a `pattern`."""
 
     action: Action = "mask_span"
-    """`drop`: the row is not stored. `mask_span`: its tokens are kept out of the loss and of every
-    decoded view; in feedback a marker takes its place. `keep`: it is only counted."""
+    """`drop`: the row is not stored. `mask_span`: the tokens are left out of the loss and of every
+    decoded view, and text in feedback is replaced by the marker. `keep`: the finding is only
+    counted."""
 
     pattern: str = Field(default="", max_length=4096)
-    """Regular expression of a rule of your own. One that backtracks without bound stops ingest."""
+    """Regular expression of a rule of your own. Ingest hangs if it backtracks without bound."""
 
     @field_validator("pattern")
     @classmethod
@@ -46,15 +47,14 @@ class ScrubRule(Config):
 class PresidioConfig(Config):
     """Names and other entities that patterns miss, found by Microsoft Presidio.
 
-    Needs the extra `onlinerl[presidio]` and a language model of spaCy's, installed beforehand:
-    nothing is downloaded.
+    Install the extra `onlinerl[presidio]` and a spaCy model first: nothing is downloaded.
     """
 
     entities: tuple[str, ...] = ()
-    """Entities to look for, e.g. `PERSON`, `LOCATION`; none switches Presidio off."""
+    """Entities to look for, such as `PERSON` and `LOCATION`; none switches Presidio off."""
 
     action: Action = "mask_span"
-    """As for a rule."""
+    """What to do with a finding, as for a rule."""
 
     language: str = Field(default="en", min_length=2, max_length=8)
     """Language of the text."""
@@ -63,27 +63,27 @@ class PresidioConfig(Config):
     """Name or folder of the spaCy model."""
 
     min_score: float = Field(default=0.5, ge=0, le=1)
-    """Findings that Presidio is less sure of do not count."""
+    """Lowest score of a finding; less certain ones are ignored."""
 
 
 class ScrubConfig(Config):
-    """Personal data and secrets in prompts, completions and feedback.
+    """Removal of personal data and secrets from prompts, completions and feedback.
 
-    Text is looked at where it is stored, never where it is served. Off unless a rule is named.
+    Scrubbing applies to what is stored, never to what is served. It is off without a rule.
     """
 
     rules: tuple[ScrubRule, ...] = ()
-    """What to look for; where findings overlap, each action applies."""
+    """What to look for. Where findings overlap, the actions of all of them apply."""
 
     presidio: PresidioConfig = Field(default_factory=PresidioConfig)
-    """An additional recogniser."""
+    """Presidio, in addition to the rules."""
 
     marker: str = Field(default="[removed]", max_length=64)
-    """What takes the place of a finding in comments, demonstrations and tags."""
+    """Text that replaces a finding in comments, demonstrations and tags."""
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is looked for."""
+        """Whether there is a rule or an entity to look for."""
         return bool(self.rules or self.presidio.entities)
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Microsoft Presidio as a Scrubber: names, places and what else patterns miss."""
+"""Microsoft Presidio as a Scrubber: finds names, places and other entities that patterns miss."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -6,18 +6,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from onlinerl.errors import DependencyMissing
 from onlinerl.ingest.scrubbing.config import PresidioConfig
-from onlinerl.ingest.scrubbing.scrubber import Finding
+from onlinerl.ingest.scrubbing.scrubber import Finding, Scrubber
 
 _PIECE_CHARS = 100_000
-"""Longest text that is analysed at once: spaCy needs about 1 GB for it, and refuses ten times as
-much."""
+"""Longest text that is analysed at once. spaCy needs about 1 GB for it, and refuses texts ten times
+as long."""
 _OVERLAP_CHARS = 1_000
-"""Of two neighbouring pieces, so that no entity is cut in both."""
+"""Neighbouring pieces overlap, so that every entity is whole in one of them."""
 
 _HALF_A_CHARACTER = re.compile("[\ud800-\udfff]")
-"""A byte that is no UTF-8, as `TokenText` decodes it; spaCy takes none."""
+"""A byte that is not UTF-8, as `TokenText` decodes it; spaCy refuses it."""
 
 
 class Recognized(Protocol):
@@ -35,21 +37,23 @@ class Analyzer(Protocol):
     def analyze(
         self, text: str, language: str, *, entities: list[str], score_threshold: float
     ) -> Sequence[Recognized]:
-        """What is in the text."""
+        """The entities in the text."""
         ...
 
 
-class PresidioScrubber:
-    """Asks an analyzer; its findings are named `presidio.ENTITY`."""
+class PresidioScrubber(Scrubber):
+    """Finds entities with Presidio; the findings are named `presidio.ENTITY`."""
 
     def __init__(self, analyzer: Analyzer, *, config: PresidioConfig) -> None:
         self._analyzer = analyzer
         self._config = config
 
+    @override
     def find(self, text: str) -> list[Finding]:
-        """Entities that are asked for and sure enough."""
+        """Entities of the configured kinds, from the configured score on."""
         whole = _HALF_A_CHARACTER.sub("\ufffd", text)
-        found = {
+        # A set, because an entity in an overlap is found twice.
+        findings = {
             Finding(
                 rule=f"presidio.{each.entity_type}",
                 action=self._config.action,
@@ -59,7 +63,7 @@ class PresidioScrubber:
             for at, piece in _pieces(whole)
             for each in self._analyze(piece)
         }
-        return list(found)
+        return list(findings)
 
     def _analyze(self, piece: str) -> Sequence[Recognized]:
         return self._analyzer.analyze(
@@ -71,17 +75,17 @@ class PresidioScrubber:
 
 
 def _pieces(text: str) -> Iterator[tuple[int, str]]:
-    """Pieces of a text that are short enough, and where each begins."""
+    """The position and text of each piece, short enough to be analysed."""
     step = _PIECE_CHARS - _OVERLAP_CHARS
     for at in range(0, max(len(text) - _OVERLAP_CHARS, 1), step):
         yield at, text[at : at + _PIECE_CHARS]
 
 
 def open_analyzer(config: PresidioConfig) -> Analyzer:
-    """Presidio with a spaCy model that is there already: Presidio itself would download one.
+    """Presidio with an installed spaCy model; Presidio itself would download a missing one.
 
     Raises:
-        DependencyMissing: one of them is not installed.
+        DependencyMissing: Presidio, spaCy or the model is not installed.
     """
     try:
         spacy: Any = import_module("spacy")

@@ -1,10 +1,10 @@
-"""What the built-in rules find. Each is a pattern and, where there is one, a checksum.
+"""The built-in rules: patterns, with a check of the checksum where the data has one.
 
-Pure functions of text; positions are in characters. The patterns have bounded repetition, so that
-no text makes them slow, and each is only tried where a cheaper look says that it may match.
+Pure functions of text; positions are in characters. All repetition in the patterns is bounded, so
+that no text makes them slow. A pattern is tried only where a cheaper check says that it may match.
 
-What stands beside a finding may be a letter of a script without spaces, or the escape of a line
-break within JSON: only ASCII letters and digits make it a part of something longer.
+Only an ASCII letter or digit beside a match makes it part of a longer word. Other neighbours are
+allowed: letters of scripts without spaces, and the escape of a line break within JSON.
 """
 
 import ipaddress
@@ -72,7 +72,7 @@ _SECRETS = tuple(
         ("eyJ", r"eyJ[\w-]{8,4096}\.eyJ[\w-]{8,8192}\.[\w-]{8,4096}"),  # JSON web tokens
     )
 )
-"""By what a text has to contain for the pattern to be tried."""
+"""Patterns, each with a text that must occur for the pattern to be tried."""
 _IBAN_LENGTHS = {
     "AD": 24, "AE": 23, "AL": 28, "AT": 20, "AZ": 28, "BA": 20, "BE": 16, "BG": 22, "BH": 22,
     "BR": 29, "BY": 28, "CH": 21, "CR": 22, "CY": 28, "CZ": 24, "DE": 22, "DK": 18, "DO": 28,
@@ -110,7 +110,7 @@ def phones(text: str) -> Iterator[Span]:
 def cards(text: str) -> Iterator[Span]:
     """Payment cards: 13 to 19 digits with the right check digit (Luhn, ISO/IEC 7812-1).
 
-    Other numbers may stand beside one, such as its date or code, apart from it by a gap.
+    Other numbers, such as an expiry date or code, may stand beside a card number after a gap.
     """
     for match in _CARD.finditer(text):
         places = [at for at in range(*match.span()) if text[at].isdigit()]
@@ -137,7 +137,7 @@ def ibans(text: str) -> Iterator[Span]:
 
 
 def ips(text: str) -> Iterator[Span]:
-    """Addresses of version 4 and 6 that exist."""
+    """Valid IP addresses of version 4 and 6, except the unspecified ones."""
     if text.count(".") >= 3:
         for start, end in _spans(_IPV4, text):
             if _IPV4_BEGINS.match(text, start) and _is_ip(text[start:end]):
@@ -150,7 +150,7 @@ def ips(text: str) -> Iterator[Span]:
 
 
 def secrets(text: str) -> Iterator[Span]:
-    """Keys and tokens of common services, by their prefix, and private keys."""
+    """Private keys, and keys and tokens of common services, recognised by their prefix."""
     for mark, pattern in _SECRETS:
         if mark in text:
             yield from _spans(pattern, text)
@@ -164,11 +164,11 @@ FINDERS: dict[str, Finder] = {
     "ip": ips,
     "secret": secrets,
 }
-"""By the name that the configuration uses."""
+"""By the rule's name in the configuration."""
 
 
 def luhn(digits: str) -> bool:
-    """Whether the last digit is the check digit of those before it."""
+    """Whether the last digit is the Luhn check digit of the digits before it."""
     total = 0
     for place, digit in enumerate(reversed(digits)):
         doubled = int(digit) * (2 if place % 2 else 1)
@@ -177,7 +177,7 @@ def luhn(digits: str) -> bool:
 
 
 def mod97(iban: str) -> bool:
-    """Whether digits three and four are the check digits of an account number without spaces."""
+    """Whether digits three and four are the check digits of an IBAN without spaces."""
     moved = iban[4:] + iban[:4]
     return int("".join(str(int(character, 36)) for character in moved)) % 97 == 1
 
@@ -187,11 +187,11 @@ def _spans(pattern: re.Pattern[str], text: str) -> Iterator[Span]:
 
 
 def _end_of_card(text: str, places: list[int]) -> int | None:
-    """After the longest number from the first place on that ends at a gap and is right.
+    """Position after the longest card number that begins at the first place and ends at a gap.
 
     Args:
-        text: Where the digits are.
-        places: Of the digits, at most one more than a card has.
+        text: The text with the digits.
+        places: Positions of the digits, at most one more than a card has.
     """
     digits = "".join(text[place] for place in places)
     for count in range(min(len(places), 19), 12, -1):
@@ -205,7 +205,7 @@ def _end_of_card(text: str, places: list[int]) -> int | None:
 
 
 def _end_of_iban(text: str, start: int, country: str) -> int | None:
-    """After as many letters and digits as the country has; None when there are not that many."""
+    """Position after the country's number of letters and digits; None when there are too few."""
     left = _IBAN_LENGTHS[country]
     gap = 0
     for place in range(start, len(text)):

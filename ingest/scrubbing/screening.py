@@ -1,28 +1,29 @@
-"""The last word on what is stored: nothing of erased people, and text only as it was scrubbed."""
+"""Filters rows before they are stored: drops erased people, and scrubs personal data."""
 
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from onlinerl.ingest import metrics
+from onlinerl.ingest.scrubbing.config import ScrubConfig
 from onlinerl.ingest.scrubbing.rows import RowScrubber
-from onlinerl.ingest.scrubbing.scrubber import scrubbers
+from onlinerl.ingest.scrubbing.scrubber import make_scrubbers
 from onlinerl.ingest.scrubbing.tokens import open_token_bytes
 from onlinerl.rollout_store.erasure.erased import ErasedSet
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
 class Screening:
-    """Called with every batch of `interactions`, `feedback` and `dead_letters` before its commit.
+    """Filters every batch of `interactions`, `feedback` and `dead_letters` before its commit.
 
-    Dead letters are kept as they came, byte for byte, so scrubbing does not reach them.
+    Dead letters are stored byte for byte, so they are not scrubbed.
+
+    Args:
+        erased: The people, sessions and interactions whose rows are dropped.
+        scrubber: Scrubs the rows; None when scrubbing is off.
     """
 
     def __init__(self, erased: ErasedSet, *, scrubber: RowScrubber | None) -> None:
@@ -32,39 +33,47 @@ class Screening:
     def __call__(self, table: str, rows: pa.Table) -> pa.Table:
         """The rows that may be stored.
 
+        Args:
+            table: Name of the table.
+            rows: Rows of that table.
+
         Raises:
-            ServiceUnavailable: it cannot be read who was erased, or not be stored what went with
-                them.
+            ServiceUnavailable: The table of erased people could not be read, or not be extended by
+                what was dropped with them.
         """
         if not rows.num_rows:
             return rows
         self._erased.refresh()
-        kept = self._erased.without(table, rows)
+        allowed = self._erased.without(table, rows)
         self._erased.record(at=datetime.now(UTC))
-        metrics.ERASED.labels(table).inc(rows.num_rows - kept.num_rows)
+        metrics.ERASED.labels(table).inc(rows.num_rows - allowed.num_rows)
         if self._scrubber is None or table == "dead_letters":
-            return kept
-        scrubbed = self._scrubber.scrub(table, kept)
-        for (rule, action), count in scrubbed.findings.items():
+            return allowed
+        result = self._scrubber.scrub(table, allowed)
+        for (rule, action), count in result.findings.items():
             metrics.SCRUB_FINDINGS.labels(rule, action).inc(count)
-        metrics.SCRUB_DROPPED.labels(table).inc(scrubbed.num_dropped)
-        return scrubbed.rows
+        metrics.SCRUB_DROPPED.labels(table).inc(result.num_dropped)
+        return result.rows
 
 
-def open_screening(settings: "Settings", store: DeltaStore) -> Screening:
-    """As configured; the tokenizer is loaded only when there is something to look for.
+def open_screening(config: ScrubConfig, store: DeltaStore, *, base_model: str) -> Screening:
+    """The configured screening. A tokenizer is loaded only when scrubbing is on.
+
+    Args:
+        config: What to look for.
+        store: Holds the table of erased people.
+        base_model: Folder or Hugging Face id of the model whose tokenizer made the tokens.
 
     Raises:
-        ConfigError: scrubbing is on and there is no tokenizer.
-        DependencyMissing: an extra that scrubbing needs is not installed.
+        ConfigError: Scrubbing is on and the model has no tokenizer here.
+        DependencyMissing: An extra that scrubbing needs is not installed.
     """
-    config = settings.scrub
     scrubber = None
     if config.is_on:
         scrubber = RowScrubber(
             config,
-            scrubbers=scrubbers(config),
-            bytes_of=open_token_bytes(settings.policy.base_model),
+            scrubbers=make_scrubbers(config),
+            bytes_of=open_token_bytes(base_model),
         )
         names = [rule.name for rule in config.rules] + list(config.presidio.entities)
         logger.info("scrubbing looks for %s", ", ".join(names))

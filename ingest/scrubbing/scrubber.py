@@ -5,38 +5,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from typing_extensions import override
+
 from onlinerl.ingest.scrubbing.config import Action, ScrubConfig, ScrubRule
 from onlinerl.ingest.scrubbing.rules import FINDERS, Finder, Span
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that a rule found."""
+    """A span of a text that a rule matched."""
 
     rule: str
     action: Action
     start: int
-    """In characters."""
+    """Position of the first character."""
     end: int
-    """Exclusive."""
+    """Position after the last character."""
 
 
 class Scrubber(Protocol):
-    """Looks at one text."""
+    """Looks for personal data and secrets in one text."""
 
     def find(self, text: str) -> Sequence[Finding]:
-        """What is in it, in any order; findings may overlap."""
+        """All findings, in any order; they may overlap."""
         ...
 
 
-class RuleScrubber:
-    """The built-in rules and those with a pattern of their own."""
+class RuleScrubber(Scrubber):
+    """Applies built-in rules, and rules with a pattern of their own."""
 
     def __init__(self, rules: Sequence[ScrubRule]) -> None:
         self._rules = [(rule, _finder(rule)) for rule in rules]
 
+    @override
     def find(self, text: str) -> list[Finding]:
-        """As each rule says; an empty match is none."""
+        """Empty matches are left out."""
         return [
             Finding(rule=rule.name, action=rule.action, start=start, end=end)
             for rule, finder in self._rules
@@ -45,35 +48,35 @@ class RuleScrubber:
         ]
 
 
-def scrubbers(config: ScrubConfig) -> list[Scrubber]:
-    """Those that the configuration asks for.
+def make_scrubbers(config: ScrubConfig) -> list[Scrubber]:
+    """The scrubbers that the configuration asks for.
 
     Raises:
-        DependencyMissing: Presidio or its language model is asked for and not installed.
+        DependencyMissing: Presidio or its language model is configured and not installed.
     """
-    chosen: list[Scrubber] = [RuleScrubber(config.rules)] if config.rules else []
+    scrubbers: list[Scrubber] = [RuleScrubber(config.rules)] if config.rules else []
     if config.presidio.entities:
         from onlinerl.ingest.scrubbing.presidio import PresidioScrubber, open_analyzer
 
-        chosen.append(PresidioScrubber(open_analyzer(config.presidio), config=config.presidio))
-    return chosen
+        scrubbers.append(PresidioScrubber(open_analyzer(config.presidio), config=config.presidio))
+    return scrubbers
 
 
-def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same characters in as few spans as possible, in order."""
-    joined: list[Span] = []
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """The same positions in as few spans as possible, in order."""
+    merged: list[Span] = []
     for start, end in sorted(spans):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            joined.append((start, end))
-    return joined
+            merged.append((start, end))
+    return merged
 
 
-def replaced(text: str, spans: Iterable[Span], *, marker: str) -> str:
+def replace_spans(text: str, spans: Iterable[Span], *, marker: str) -> str:
     """The text with the marker in place of every span."""
     pieces, at = [], 0
-    for start, end in merged(spans):
+    for start, end in merge_spans(spans):
         pieces += [text[at:start], marker]
         at = end
     return "".join([*pieces, text[at:]])

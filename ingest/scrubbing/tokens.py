@@ -1,8 +1,7 @@
-"""From a span of text to the tokens that hold any of it.
+"""Finds the tokens that hold any part of a span of text.
 
-A token is a run of bytes. One character may lie in several tokens and one token may hold several
-characters, so spans are carried over in bytes: a token that shares a single byte with a span is
-part of it.
+A token is a run of bytes. One character may lie in several tokens, and one token may hold several
+characters. So spans are converted to bytes: a token that shares a byte with a span belongs to it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,16 +12,20 @@ from pathlib import Path
 
 from onlinerl.errors import ConfigError
 from onlinerl.ingest.scrubbing.rules import Span
-from onlinerl.ingest.scrubbing.scrubber import merged
+from onlinerl.ingest.scrubbing.scrubber import merge_spans
 
 TokenBytesOf = Callable[[int], bytes]
-"""The bytes that one token stands for."""
+"""Returns the bytes that a token id stands for."""
 
 
 class TokenText:
-    """The text of a list of tokens, and the way back from its characters to the tokens.
+    """The text of a list of tokens, which maps spans of characters back to tokens.
 
-    Bytes that are no UTF-8, such as half a character at an end, are characters of their own.
+    A byte that is not UTF-8, such as half a character at an end, becomes a character of its own.
+
+    Args:
+        token_ids: The tokens.
+        bytes_of: Bytes of a token.
     """
 
     def __init__(self, token_ids: Sequence[int], *, bytes_of: TokenBytesOf) -> None:
@@ -31,24 +34,24 @@ class TokenText:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """In bytes, of every token."""
+        """Position in bytes after each token."""
         return list(accumulate(map(len, self._pieces)))
 
     def tokens_of(self, spans: Iterable[Span]) -> list[Span]:
-        """The tokens that hold any byte of these characters, as few spans, in order."""
-        wanted = list(spans)
-        bytes_at = self._bytes_at({place for span in wanted for place in span})
-        in_bytes = ((bytes_at[start], bytes_at[end]) for start, end in wanted)
-        return merged(filter(None, map(self._tokens_of, in_bytes)))
+        """The tokens that hold any byte of these characters, in order and in as few spans."""
+        spans = list(spans)
+        bytes_at = self._bytes_at({place for span in spans for place in span})
+        in_bytes = ((bytes_at[start], bytes_at[end]) for start, end in spans)
+        return merge_spans(filter(None, map(self._tokens_of, in_bytes)))
 
     def _bytes_at(self, places: Iterable[int]) -> dict[int, int]:
-        """Bytes before each of these characters; there may be many, so none is measured twice."""
-        found: dict[int, int] = {}
+        """Number of bytes before each of these characters, in one pass over the text."""
+        bytes_at: dict[int, int] = {}
         before = num_bytes = 0
         for place in sorted(places):
             num_bytes += _num_bytes(self.text[before:place])
-            found[place], before = num_bytes, place
-        return found
+            bytes_at[place], before = num_bytes, place
+        return bytes_at
 
     def _tokens_of(self, in_bytes: Span) -> Span | None:
         start, end = in_bytes
@@ -64,32 +67,32 @@ def _num_bytes(text: str) -> int:
 
 
 def open_token_bytes(base_model: str) -> TokenBytesOf:
-    """The bytes of the tokens of a model.
+    """Returns the bytes of a model's tokens.
 
     Args:
         base_model: Folder, or Hugging Face id of a model that is cached on this machine.
 
     Raises:
-        ConfigError: it has no tokenizer here.
+        ConfigError: There is no tokenizer of this model on this machine.
     """
     from tokenizers import Tokenizer
 
     from onlinerl.rollout_store.token_bytes import TokenBytes
 
     file = _tokenizer_file(base_model)
-    return _Known(TokenBytes(Tokenizer.from_file(str(file))).of).__getitem__
+    return _TokenBytesCache(TokenBytes(Tokenizer.from_file(str(file))).of).__getitem__
 
 
-class _Known(dict[int, bytes]):
-    """The bytes of every token that was asked for; no Python runs for one that is known."""
+class _TokenBytesCache(dict[int, bytes]):
+    """Bytes by token id. A dict, so that no Python code runs for a token that it has."""
 
     def __init__(self, bytes_of: TokenBytesOf) -> None:
         super().__init__()
         self._bytes_of = bytes_of
 
     def __missing__(self, token_id: int) -> bytes:
-        found = self[token_id] = self._bytes_of(token_id)
-        return found
+        token_bytes = self[token_id] = self._bytes_of(token_id)
+        return token_bytes
 
 
 def _tokenizer_file(base_model: str) -> Path:
@@ -103,6 +106,6 @@ def _tokenizer_file(base_model: str) -> Path:
         if isinstance(cached, str):
             return Path(cached)
     raise ConfigError(
-        f"[scrub] needs the tokenizer of policy.base_model ({base_model!r}): there is no "
-        "tokenizer.json; name a folder that has one"
+        f"[scrub] needs the tokenizer of policy.base_model ({base_model!r}), but there is no "
+        "tokenizer.json; set it to a folder that has one"
     )

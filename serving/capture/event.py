@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from onlinerl.rollout_store.schema import Completion, InteractionEvent
+from onlinerl.rollout_store.trainability import prompt_fault
 from onlinerl.serving.capture.eligibility import untrainable_reason
 from onlinerl.serving.interaction.exchange import Exchange
 
@@ -23,20 +24,30 @@ def event_of(
             when the time is not known.
         last_token_at: When the last token came, of `time.monotonic`; None when there was none.
     """
-    reason = untrainable_reason(
-        choices,
-        policy=exchange.policy,
-        sampling=exchange.sampling,
-        constrained=exchange.grammar is not None,
-        arm=exchange.arm,
+    lineage = exchange.lineage
+    broken_prompt = prompt_fault(
+        num_prompt_tokens=len(exchange.prompt_ids) - lineage.prefix_length,
+        prefix_length=lineage.prefix_length,
+        parent_id=lineage.parent_id,
+    )
+    reason = (
+        broken_prompt.text
+        if broken_prompt is not None
+        else untrainable_reason(
+            choices,
+            policy=exchange.policy,
+            sampling=exchange.sampling,
+            constrained=exchange.grammar is not None,
+            arm=exchange.arm,
+        )
     )
     return InteractionEvent(
         interaction_id=exchange.interaction_id,
-        session_id=exchange.lineage.session_id,
-        parent_id=exchange.lineage.parent_id,
-        parent_choice=exchange.lineage.parent_choice,
-        prefix_length=exchange.lineage.prefix_length,
-        prompt_token_ids=list(exchange.prompt_ids[exchange.lineage.prefix_length :]),
+        session_id=lineage.session_id,
+        parent_id=lineage.parent_id,
+        parent_choice=lineage.parent_choice,
+        prefix_length=lineage.prefix_length,
+        prompt_token_ids=list(exchange.prompt_ids[lineage.prefix_length :]),
         policy=exchange.policy,
         arm=exchange.arm,
         arm_probability=exchange.arm_probability,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from onlinerl.rollout_store.version_spans import clip_spans
 from onlinerl.serving.gateway.logprob_view import LogprobView
 from onlinerl.serving.interaction.engine import Chunk, Generate
 from onlinerl.serving.interaction.pieces import (
@@ -18,7 +19,7 @@ from onlinerl.serving.interaction.pieces import (
     ToolCallStart,
 )
 from onlinerl.serving.interaction.request import Message, ToolCall
-from onlinerl.serving.interaction.sampled import Sampled, clip_spans
+from onlinerl.serving.interaction.sampled import Sampled
 from onlinerl.serving.parsing.output_parser import OutputParser
 
 WHOLE = ("stop", "length", "tool_calls")

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from onlinerl.errors import RequestRefused
 from onlinerl.rollout_store.schema import Sampling
+from onlinerl.rollout_store.trainability import SHAPING
 from onlinerl.serving.interaction.request import Conversation, JsonFormat, Request
-from onlinerl.serving.interaction.sampled import SHAPING
 from onlinerl.serving.rendering.protocol import Renderer
 
 Grammar = Mapping[str, object]

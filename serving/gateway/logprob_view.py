@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 
+from onlinerl.rollout_store.trainability import LOGPROB_FLOOR
 from onlinerl.serving.interaction.engine import TopLogprob
 from onlinerl.serving.interaction.pieces import TokenLogprob
-from onlinerl.serving.interaction.sampled import LOGPROB_FLOOR
 
 TokenText = Callable[[int], tuple[str, bytes]]
 """The text and the bytes of a token."""

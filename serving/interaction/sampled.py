@@ -1,16 +1,9 @@
 """What an engine sampled for one choice, as it was received."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
 from onlinerl.rollout_store.schema import Completion, FinishReason, VersionSpan
-
-LOGPROB_FLOOR = -9999.0
-"""vLLM writes this in place of a log-probability that is -inf, NaN or absent."""
-
-SHAPING = ("frequency_penalty", "logit_bias", "presence_penalty")
-"""Sampling parameters that change logits by the tokens sampled so far, or per token."""
 
 
 @dataclass
@@ -42,12 +35,3 @@ def _finish_reason(reason: str | None) -> FinishReason:
             result: FinishReason = known
             return result
     return "error"
-
-
-def clip_spans(spans: Sequence[VersionSpan], *, num_tokens: int) -> list[VersionSpan]:
-    """The spans of the first `num_tokens` tokens."""
-    return [
-        VersionSpan(version=span.version, start=span.start, end=min(span.end, num_tokens))
-        for span in spans
-        if span.start < num_tokens
-    ]

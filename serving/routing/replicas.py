@@ -6,12 +6,12 @@ restarted and not yet seeded again reports `default` and gets no request.
 
 import asyncio
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onlinerl.errors import EngineFailed
 from onlinerl.process.fault_streak import FaultStreak
+from onlinerl.rollout_store.policy_version import PolicyVersion
 from onlinerl.serving.config import RoutingConfig
 from onlinerl.serving.interaction.engine import Engine
 from onlinerl.serving.observability.routing_metrics import RoutingMetrics
@@ -72,7 +72,6 @@ class ReplicaPool:
         self.asks_adapters: Callable[[], bool] = lambda: False
         """Whether a check also asks which adapters are loaded."""
         self.policy = policy
-        self._own_version = re.compile(rf"{re.escape(policy)}/[1-9][0-9]*")
         self._poll_s = poll_s
         self._metrics = metrics
         self._watchers: list[asyncio.Task[None]] = []
@@ -117,7 +116,7 @@ class ReplicaPool:
 
     def note_version(self, replica: Replica, version: str) -> None:
         """Take the version that an engine reported, in a check or in an answer."""
-        if self._own_version.fullmatch(version):
+        if PolicyVersion.find(version, policy=self.policy) is not None:
             self._change(replica, version=version)
         else:
             self._change(replica, version=None, reason=f"an engine serves {version!r}")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from onlinerl.errors import RequestRefused
+from onlinerl.rollout_store.policy_version import PolicyVersion
 from onlinerl.rollout_store.schema import Arm
 from onlinerl.serving.config import RoutingConfig
 from onlinerl.serving.observability.routing_metrics import RoutingMetrics
@@ -202,7 +203,7 @@ class Router:
         )
 
     def _version(self, target: Target) -> str:
-        return f"{self.pool.policy}/{target.version}"
+        return str(PolicyVersion(self.pool.policy, target.version))
 
     def _choose(self, group: Sequence[Replica], *, session_id: str, known: bool) -> Replica:
         by_url = {replica.url: replica for replica in group}

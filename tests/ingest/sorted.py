@@ -1,4 +1,4 @@
-"""Records as ingest sorts them, for tests of single events."""
+"""Sorts single records as ingest does, for tests of single events."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def batch_of(
     vocab_size: int = 0,
     ingested_at: datetime = NOON,
 ) -> Batch:
-    """These records, sorted."""
+    """The batch that ingest makes of these records."""
     records = [record(v, topic=route.topic, offset=41 + n) for n, v in enumerate(values)]
     known = RecentEvents(100) if recent is None else recent
     return sort_records(
@@ -36,35 +36,35 @@ def batch_of(
 
 
 def rows_of(*values: bytes, route: Route = INTERACTIONS, **options: Any) -> list[dict[str, Any]]:
-    """The rows of records that are all right.
+    """The rows of valid records.
 
     Raises:
-        InvalidEvent: with the reason of the first dead letter.
+        InvalidEvent: One is a dead letter; the message is its reason.
     """
     batch = batch_of(*values, route=route, **options)
     if batch.dead:
         raise InvalidEvent(batch.dead[0].reason)
-    found: list[dict[str, Any]] = batch.rows.to_pylist()
-    return found
+    rows: list[dict[str, Any]] = batch.rows.to_pylist()
+    return rows
 
 
 def edited(**changes: object) -> bytes:
-    """An interaction whose JSON has other fields."""
+    """An interaction in JSON with these fields changed or added."""
     return json.dumps(json.loads(interaction().model_dump_json()) | changes).encode()
 
 
 def edited_feedback(**changes: object) -> bytes:
-    """A feedback whose JSON has other fields."""
+    """A feedback in JSON with these fields changed or added."""
     return json.dumps(json.loads(feedback().model_dump_json()) | changes).encode()
 
 
 def with_choice(change: Callable[[dict[str, Any]], object]) -> bytes:
-    """An interaction whose only choice was changed in place."""
+    """An interaction in JSON whose only choice `change` has edited."""
     raw = json.loads(interaction().model_dump_json())
     change(raw["choices"][0])
     return json.dumps(raw).encode()
 
 
 def reasons_of(batch: Batch) -> Sequence[str]:
-    """Why its records are dead."""
+    """The reasons of the batch's dead letters."""
     return [row.reason for row in batch.dead]

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from onlinerl.ingest.config import IngestConfig
-from onlinerl.ingest.event_log.kafka import checks_crcs
+from onlinerl.ingest.event_log.kafka import should_check_crcs
 
 
 def test_a_batch_has_to_fit_into_the_buffer() -> None:
@@ -16,9 +16,9 @@ def test_checksums_are_looked_at_when_that_is_quick_or_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    without = [checks_crcs("auto"), checks_crcs("always"), checks_crcs("never")]
+    without = [should_check_crcs("auto"), should_check_crcs("always"), should_check_crcs("never")]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    having = [checks_crcs("auto"), checks_crcs("always"), checks_crcs("never")]
+    having = [should_check_crcs("auto"), should_check_crcs("always"), should_check_crcs("never")]
 
     assert without == [False, True, False]
     assert having == [True, True, False]

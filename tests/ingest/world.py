@@ -1,4 +1,4 @@
-"""A log, tables and an ingester that tests drive step by step."""
+"""A log, tables and an ingester for tests, which drive it step by step."""
 
 import threading
 from collections import Counter
@@ -23,7 +23,7 @@ from tests.events import NOON
 
 
 class Crash(BaseException):
-    """Ends an ingester like a kill would: nothing of ours may catch it."""
+    """Ends an ingester as a kill would. No code of ours may catch it."""
 
 
 def no_fault(step: str) -> None:
@@ -32,7 +32,7 @@ def no_fault(step: str) -> None:
 
 @dataclass
 class World:
-    """Everything that outlives an ingester."""
+    """The log and the tables, which outlive every ingester."""
 
     log: MemoryLog
     store: DeltaStore
@@ -40,19 +40,19 @@ class World:
     now: Callable[[], datetime] = lambda: NOON
 
     def send(self, event: InteractionEvent | FeedbackEvent, *, partition: int = 0) -> None:
-        """Put an event into its topic."""
+        """Append an event to its topic."""
         is_interaction = isinstance(event, InteractionEvent)
         topic = INTERACTIONS_TOPIC if is_interaction else FEEDBACK_TOPIC
         self.log.produce(topic, event.model_dump_json().encode(), partition=partition)
 
     def send_raw(self, value: bytes, *, topic: str = INTERACTIONS_TOPIC) -> None:
-        """Put any bytes into a topic."""
+        """Append any bytes to a topic."""
         self.log.produce(topic, value)
 
     def writer(
         self, fault: Callable[[str], None] = no_fault, *, exclusive: bool = True
     ) -> TableWriter:
-        """A new writer, as a new process has."""
+        """The writer of a new process."""
         return TableWriter(
             self.store,
             recent_ids=1000,
@@ -63,8 +63,8 @@ class World:
         )
 
     def ingest(self, fault: Callable[[str], None] = no_fault) -> None:
-        """A new process that writes everything there is and ends."""
-        # So little is buffered that every poll is a batch of its own.
+        """Run a new process that writes all records of the log and ends."""
+        # Buffers are so small that every poll becomes a batch.
         config = IngestConfig(
             max_batch_rows=3, max_batch_bytes=1024, max_buffered_bytes=1024, check_interval_s=0.001
         )
@@ -72,17 +72,17 @@ class World:
         ingester.run(threading.Event(), once=True)
 
     def column(self, table: str, column: str) -> list[object]:
-        """All stored values, repeats included, sorted."""
+        """All stored values of a column, including repeats, sorted."""
         values: list[object] = self.store.dataset(table).to_table([column])[column].to_pylist()
         return sorted(values, key=repr)
 
     def counts(self, table: str, column: str) -> Counter[object]:
-        """How often each value is stored."""
+        """How often each value of a column is stored."""
         return Counter(self.column(table, column))
 
 
 def make_world(folder: Path, *, partitions: int = 1) -> World:
-    """Empty log and tables."""
+    """An empty log and empty tables."""
     store = DeltaStore(str(folder / "a store"))
     store.create()
     return World(MemoryLog(ALL_TOPICS, partitions=partitions, max_poll_records=4), store)

@@ -10,7 +10,7 @@ import pytest
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.ingest.event_log.kafka import KafkaLog
-from onlinerl.ingest.event_log.log import Fetched, LogRecord, Partition
+from onlinerl.ingest.event_log.log import LogRecord, Partition, PollResult
 from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.rollout_store.event_log import ALL_TOPICS, TopicAdmin, ensure_topics
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
@@ -137,7 +137,7 @@ def test_a_position_that_was_deleted_goes_on_at_the_earliest_and_says_so(tmp_pat
         admin.close()
         start(log, START)
 
-        fetched = Fetched()
+        fetched = PollResult()
         while not fetched.restarted:
             fetched = log.poll(0.2)
         assert fetched.restarted == [FIRST]
@@ -150,7 +150,7 @@ def test_a_position_beyond_the_end_goes_on_at_the_earliest_and_says_so(tmp_path:
         produce(broker, b"0", b"1")
         start(log, {**START, FIRST: 50})
 
-        fetched = Fetched()
+        fetched = PollResult()
         while not fetched.restarted:
             fetched = log.poll(0.2)
         assert fetched.restarted == [FIRST]

@@ -10,8 +10,10 @@ import pyarrow as pa
 from onlinerl.errors import OnlineRLError
 from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
 from onlinerl.rollout_store.holdout import is_heldout_sql
+from onlinerl.rollout_store.policy_version import PolicyVersion
 from onlinerl.rollout_store.snapshots import named as snapshots
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.trainability import request_fault_sql
 from onlinerl.rollout_store.views.connection import connect
 from onlinerl.rollout_store.views.scope import Scope
 from onlinerl.trainer.rollouts.rows import RowKey, WindowRow
@@ -89,12 +91,14 @@ class DeltaSource:
         held_out = is_heldout_sql("i.session_id", fraction=query.heldout_fraction)
         parameters = {
             "policy": query.policy,
-            "versions": [f"{query.policy}/{version}" for version in sorted(query.versions)],
+            "versions": [
+                str(PolicyVersion(query.policy, version)) for version in sorted(query.versions)
+            ],
             "served_after": query.served_after,
             "max_row_tokens": query.max_row_tokens,
             "task_tag": query.task_tag,
         }
-        sql = _CANDIDATES.format(held_out=held_out)
+        sql = _CANDIDATES.format(held_out=held_out, request_fault=request_fault_sql("i"))
         scope = Scope(since=query.served_after, policy=query.policy)
         rows = self._query(sql, parameters, at=at, scope=scope, keys=trained)
         return [_candidate(row) for row in rows]
@@ -158,9 +162,7 @@ SELECT i.interaction_id, i.choice_index, i.session_id, i.tenant, i.tags[$task_ta
     WHEN r.reward IS NULL THEN 'unlabelled'
     WHEN NOT list_has_all($versions, list_transform(i.version_spans, lambda part: part.version))
       THEN 'stale_version'
-    WHEN i.sampling.temperature <= 0 THEN 'greedy'
-    WHEN i.logprob_mode <> 'processed' THEN 'raw_logprobs'
-    WHEN i.sampling.top_p < 1 OR i.sampling.top_k > 0 THEN 'truncated_sampling'
+    WHEN {request_fault} IS NOT NULL THEN {request_fault}
     WHEN l.prefix_length + l.num_new + l.num_tokens > $max_row_tokens THEN 'too_long'
     WHEN s.tenant IS NULL THEN 'broken_history'
   END AS exclusion
@@ -173,6 +175,13 @@ LEFT JOIN prompt_pieces s ON s.tenant = i.tenant AND s.interaction_id = i.intera
   AND s.consented
 LEFT JOIN given_rows t ON t.interaction_id = i.interaction_id AND t.choice_index = i.choice_index
 WHERE i.policy = $policy AND i.served_at >= $served_after AND i.arm <> 'shadow'
+"""
+"""Every candidate with the first reason against it.
+
+`trainable` holds the verdict of `rollout_store.trainability`, and `request_fault` repeats a part of
+that rule for rows that an older ingest stored. The other reasons belong to the cycle: consent,
+held-out sessions, rows learned before, labels, recent versions, length, history. `num_sampled` is 0
+when scrubbing masked every token of a trainable row.
 """
 
 _SEGMENTS = """

@@ -42,7 +42,7 @@ def test_the_columns_are_those_of_the_row_model_value_by_value() -> None:
         tags={"a": "b", "c": "d"},
         sampling={"temperature": 0.5, "seed": 3, "stop": ["x", "y"]},
         choices=[
-            completion([], choice_index=2, mask_spans=[]),
+            completion([3], choice_index=2, mask_spans=[]),
             completion([4], choice_index=1),
             completion([9], mask_spans=[{"start": 0, "end": 1}], routed_experts="AA=="),
         ],
@@ -50,10 +50,7 @@ def test_the_columns_are_those_of_the_row_model_value_by_value() -> None:
     batch = batch_of(event.model_dump_json().encode())
 
     origin = {"partition": 3, "offset": 41}
-    rows = [
-        row.model_copy(update={"policy_version": 1 if row.completion_token_ids else None})
-        for row in expected_rows(event, **origin)
-    ]
+    rows = [row.model_copy(update={"policy_version": 1}) for row in expected_rows(event, **origin)]
     assert batch.rows.schema == schema_of(InteractionRow)
     assert batch.rows.equals(to_table(rows))
 
@@ -74,7 +71,7 @@ def test_a_row_per_choice() -> None:
     ]
 
 
-@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf")])
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), float("inf"), -9999.0])
 def test_a_logprob_that_is_not_finite_is_kept_untrainable_and_spares_its_neighbours(
     logprob: float,
 ) -> None:
@@ -83,7 +80,8 @@ def test_a_logprob_that_is_not_finite_is_kept_untrainable_and_spares_its_neighbo
     )
 
     assert (good["trainable"], good["untrainable_reason"]) == (True, None)
-    assert (bad["trainable"], bad["untrainable_reason"]) == (False, "a logprob is not finite")
+    assert not bad["trainable"]
+    assert bad["untrainable_reason"] == "a log-probability is missing or not finite"
 
 
 @pytest.mark.parametrize(
@@ -95,9 +93,16 @@ def test_a_logprob_that_is_not_finite_is_kept_untrainable_and_spares_its_neighbo
         ({"prompt_token_ids": []}, "no prompt tokens"),
         ({"trainable": False, "choices": [completion(logprobs=[])]}, "the gateway gave no reason"),
         ({"trainable": False, "choices": [completion(version_spans=[])]}, "the gateway gave no"),
+        ({"arm": "shadow"}, "a shadow answer was shown to nobody"),
+        ({"sampling": {"temperature": 0}}, "greedy sampling"),
+        ({"logprob_mode": "raw"}, "the log-probabilities are not those of the served"),
+        ({"sampling": {"top_p": 0.9}}, "top_p or top_k cut"),
+        ({"sampling": {"top_k": 20}}, "top_p or top_k cut"),
+        ({"sampling": {"logit_bias": {"7": 1}}}, "logit_bias changes the distribution"),
+        ({"choices": [completion(finish_reason="abort")]}, "the answer ended with abort"),
     ],
 )
-def test_what_learning_cannot_use_is_kept_and_says_why(
+def test_events_that_cannot_be_learned_from_are_kept_with_the_reason(
     changes: dict[str, Any], reason: str
 ) -> None:
     (row,) = parsed(interaction(**changes))
@@ -113,6 +118,8 @@ def test_what_learning_cannot_use_is_kept_and_says_why(
         ("other/12", None),
         ("default", None),
         ("assistant/x", None),
+        ("assistant/0", None),
+        ("assistant/007", None),
         ("assistant/", None),
         ("assistant/²", None),
         (f"assistant/{10**30}", None),
@@ -126,12 +133,16 @@ def test_the_policy_version_is_that_of_the_last_token(version: str, number: int 
     (row,) = parsed(interaction(choices=[completion(version_spans=spans)]))
 
     assert row["policy_version"] == number
+    assert row["trainable"] == (number is not None)
+    if number is None:
+        assert row["untrainable_reason"] == f"{version!r} is not a version of 'assistant'"
 
 
-def test_no_tokens_have_no_version() -> None:
+def test_no_tokens_have_no_version_and_are_untrainable() -> None:
     (row,) = parsed(interaction(choices=[completion([])]))
 
-    assert (row["trainable"], row["policy_version"]) == (True, None)
+    assert (row["trainable"], row["policy_version"]) == (False, None)
+    assert row["untrainable_reason"] == "no token was sampled"
 
 
 def test_fields_of_a_newer_writer_are_kept_wherever_they_stand() -> None:

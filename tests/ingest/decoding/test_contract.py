@@ -66,7 +66,7 @@ def test_a_reason_does_not_repeat_what_the_record_contains() -> None:
         (lambda c: c.update(version_spans=spans((0, 0), (0, 2))), "spans: version spans do not"),
     ],
 )
-def test_a_claim_to_be_trainable_that_does_not_count_up_is_a_dead_letter(
+def test_a_trainable_claim_with_wrong_lengths_or_spans_is_a_dead_letter(
     change: Callable[[dict[str, Any]], object], reason: str
 ) -> None:
     value = with_choice(change)
@@ -150,7 +150,7 @@ def test_a_prefix_is_measured_by_the_choice_it_continues() -> None:
 
 
 @pytest.mark.parametrize("tenant", ["acme", "globex"])
-def test_the_length_of_an_unknown_parent_is_no_reason(tenant: str) -> None:
+def test_a_prefix_of_an_unknown_parent_is_accepted(tenant: str) -> None:
     recent = RecentEvents(9, [(event_key("globex", "parent"), 5), (event_key("acme", "other"), 5)])
     event = interaction("child", parent_id="parent", prefix_length=99, tenant=tenant)
     batch = batch_of(event.model_dump_json().encode(), recent=recent)

@@ -1,4 +1,4 @@
-"""The quick way of reading an event against the thorough one."""
+"""The fast path of reading an event against the slow one."""
 
 import base64
 import contextlib
@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onlinerl.errors import InvalidEvent
-from onlinerl.ingest.batches.records import Found
+from onlinerl.ingest.batches.records import DecodedRecord
 from onlinerl.ingest.batches.sorting import Batch, Route
 from onlinerl.ingest.decoding import reading
 from onlinerl.ingest.decoding.contract import BrokenEvent
@@ -70,9 +70,9 @@ NAMES = NAMES | st.text(max_size=4)
 
 
 def outcome(value: bytes, route: Route) -> Any:
-    """The row of the thorough way, or the fact that there is none."""
+    """The rows of the slow path as text, or why there are none."""
     try:
-        event = reading.read_thoroughly(value, route.model)
+        event = reading.read_by_model(value, route.model)
     except BrokenEvent:
         return "broken"
     return "withheld" if event is None else table(event, route)
@@ -80,18 +80,18 @@ def outcome(value: bytes, route: Route) -> Any:
 
 def table(event: reading.Event, route: Route) -> Any:
     """The rows as text: NaN is not equal to itself."""
-    return repr(route.table_of([Found(record(b""), event)], ingested_at=NOON).to_pylist())
+    return repr(route.table_of([DecodedRecord(record(b""), event)], ingested_at=NOON).to_pylist())
 
 
 def agree(value: bytes, route: Route) -> bool:
-    """Whether the quick way, when it reads the event at all, says what the thorough one says."""
-    event = reading.read_quickly(value, route.model)
+    """Whether both paths read the same; the fast one may leave the event to the slow one."""
+    event = reading.read_by_struct(value, route.model)
     if event is None:
         return True
-    thorough = outcome(value, route)
+    by_model = outcome(value, route)
     if event.body.consent == "none":
-        return bool(thorough == "withheld")
-    return bool(thorough == table(event, route))
+        return bool(by_model == "withheld")
+    return bool(by_model == table(event, route))
 
 
 def changed(raw: dict[str, Any], changes: list[tuple[str, str, Any]]) -> dict[str, Any]:
@@ -146,14 +146,14 @@ def test_both_ways_read_the_same_of_damaged_bytes(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("skipped", ["\xff", "[" * 300 + "]" * 300, "9" * 5000], ids=len)
-def test_what_the_quick_way_would_skip_is_looked_at_too(skipped: str) -> None:
+def test_values_that_the_fast_path_must_not_skip(skipped: str) -> None:
     value = interaction().model_dump_json().encode()
     odd = value[:-1] + b', "new": ' + skipped.encode("latin-1") + b"}"
 
     assert agree(odd, INTERACTIONS)
 
 
-def test_what_a_gateway_of_this_version_writes_is_read_quickly() -> None:
+def test_what_a_gateway_of_this_version_writes_takes_the_fast_path() -> None:
     full = interaction(
         parent_id="p",
         prefix_length=1,
@@ -163,11 +163,11 @@ def test_what_a_gateway_of_this_version_writes_is_read_quickly() -> None:
     )
     for event in (interaction(), full, feedback(), feedback(value=None, demonstration="d")):
         model = type(event)
-        assert reading.read_quickly(event.model_dump_json().encode(), model) is not None
+        assert reading.read_by_struct(event.model_dump_json().encode(), model) is not None
 
 
-def test_a_field_of_a_newer_writer_is_still_read_quickly() -> None:
-    event = reading.read_quickly(edited(mood=1), InteractionEvent)
+def test_a_field_of_a_newer_writer_takes_the_fast_path_too() -> None:
+    event = reading.read_by_struct(edited(mood=1), InteractionEvent)
 
     assert event is not None
     assert event.extra == ['{"mood": 1}']
@@ -197,13 +197,13 @@ EVENTS = st.sampled_from(
 
 
 @given(st.lists(EVENTS, max_size=12))
-def test_a_batch_is_the_same_row_for_row_without_the_quick_way(values: list[bytes]) -> None:
-    quick = batch_of(*values, vocab_size=50)
+def test_a_batch_is_the_same_row_for_row_without_the_fast_path(values: list[bytes]) -> None:
+    fast = batch_of(*values, vocab_size=50)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "read_quickly", lambda value, model: None)
-        thorough = batch_of(*values, vocab_size=50)
+        patch.setattr(reading, "read_by_struct", lambda value, model: None)
+        slow = batch_of(*values, vocab_size=50)
 
-    assert facts(quick) == facts(thorough)
+    assert facts(fast) == facts(slow)
 
 
 def facts(batch: Batch) -> object:

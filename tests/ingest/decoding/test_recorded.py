@@ -1,8 +1,8 @@
-"""Bytes of every schema version that was ever shipped, and what has to be read from them.
+"""Recorded events of every released schema version, and the rows that ingest must read from them.
 
-A file `recorded/<topic>-<schema version>-<what>.json` is a record as a writer of its time put it
-into the log. Beside it lie its rows, `<same name>.rows.json`, or why there are none. Neither is
-ever changed: whoever changes the schema adds files.
+A file `recorded/<topic>-<schema version>-<what>.json` is a record as a writer of its time logged
+it. The file `<same name>.rows.json` beside it has the rows, or the reason why there are none. These
+files never change: a change of the schema adds new ones.
 """
 
 import json
@@ -31,7 +31,7 @@ RECORDED = sorted(path for path in FOLDER.glob("*.json") if not path.name.endswi
 
 
 def rows_in(path: Path) -> list[dict[str, Any]]:
-    """The rows as JSON, in the form that the `.rows.json` files have."""
+    """The rows, in the form of the `.rows.json` files."""
     route = FEEDBACK if path.name.startswith("feedback") else INTERACTIONS
     batch = batch_of(path.read_bytes(), route=route)
     if batch.dead:
@@ -54,11 +54,11 @@ def test_what_was_ever_written_is_read_as_it_was_then(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
-def test_it_is_the_same_without_the_quick_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = rows_in(path)
-    monkeypatch.setattr(reading, "read_quickly", lambda value, model: None)
+def test_it_is_the_same_without_the_fast_path(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = rows_in(path)
+    monkeypatch.setattr(reading, "read_by_struct", lambda value, model: None)
 
-    assert rows_in(path) == quick
+    assert rows_in(path) == fast
 
 
 def test_there_is_a_record_of_every_version_and_with_every_field() -> None:
@@ -73,7 +73,7 @@ def test_there_is_a_record_of_every_version_and_with_every_field() -> None:
     assert set(FeedbackEvent.model_fields) <= {name for raw in feedback for name in raw}
 
 
-def test_a_word_that_is_not_known_yet_is_a_dead_letter_that_an_upgrade_brings_back() -> None:
+def test_a_value_of_a_newer_writer_is_a_dead_letter_until_an_upgrade_and_a_replay() -> None:
     (letter,) = batch_of((FOLDER / "interactions-1-newer-word.json").read_bytes()).dead
 
     assert letter.reason.startswith("fields: choices.0.finish_reason")
@@ -81,7 +81,7 @@ def test_a_word_that_is_not_known_yet_is_a_dead_letter_that_an_upgrade_brings_ba
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Tables of a time that knew neither the arm's probability nor masked spans."""
+    """Tables from before the columns for the arm's probability and for masked spans."""
     world = make_world(tmp_path)
     for number in range(2):
         world.send(interaction(f"old{number}"))

@@ -11,7 +11,7 @@ from onlinerl.errors import ServiceUnavailable, StoreConflict
 from onlinerl.ingest.batches.sorting import ROUTES
 from onlinerl.ingest.committing.writer import STEPS, TableWriter
 from onlinerl.ingest.config import IngestConfig
-from onlinerl.ingest.event_log.log import EventLog, Fetched, LogRecord, MemoryLog
+from onlinerl.ingest.event_log.log import EventLog, LogRecord, MemoryLog, PollResult
 from onlinerl.ingest.loop.ingester import Ingester
 from onlinerl.rollout_store.event_log import ALL_TOPICS
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
@@ -66,7 +66,7 @@ def test_one_tenant_cannot_take_a_feedback_id_from_another(world: World) -> None
     assert world.column("feedback", "tenant") == ["acme", "globex"]
 
 
-def test_a_poison_record_is_kept_and_the_partition_goes_on(world: World) -> None:
+def test_a_broken_record_is_kept_and_the_partition_goes_on(world: World) -> None:
     world.send(interaction("i1"))
     world.send_raw(b"\xff{not json")
     world.send(interaction("i2"))
@@ -88,7 +88,7 @@ def test_a_value_that_no_column_holds_is_a_dead_letter_and_spares_its_batch(worl
     assert world.column("dead_letters", "offset") == [1]
 
 
-def test_a_batch_of_nothing_but_poison_moves_on(world: World) -> None:
+def test_a_batch_of_broken_records_only_moves_on(world: World) -> None:
     for _ in range(7):
         world.send_raw(b"{}")
     world.ingest()
@@ -150,12 +150,12 @@ def test_a_new_log_longer_than_the_old_offset_is_read_from_its_start_too(world: 
     assert world.column("interactions", "interaction_id") == [f"i{n}" for n in range(6)]
 
 
-class Recreating(MemoryLog):
-    """Comes back under new ids, already longer than before, between a poll and its check."""
+class RecreatingLog(MemoryLog):
+    """Is created anew between a poll and its check, and is then longer than before."""
 
     recreated = False
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         fetched = super().poll(timeout_s)
         if fetched.records and not self.recreated:
             self.recreated = True
@@ -170,7 +170,7 @@ def test_records_polled_while_the_log_changed_are_not_stored_under_either_id(
     tmp_path: Path,
 ) -> None:
     world = make_world(tmp_path)
-    world.log = Recreating(ALL_TOPICS)
+    world.log = RecreatingLog(ALL_TOPICS)
     world.send(interaction("old"))
     world.ingest()
 
@@ -201,7 +201,7 @@ def test_a_log_cut_at_its_end_is_read_again_without_doubling(world: World) -> No
 
 
 def test_a_broken_record_after_a_cut_is_kept_by_a_later_process_too(world: World) -> None:
-    """Below the offset that dead letters were stored up to before the cut."""
+    """The broken record is below the offset up to which dead letters were stored before the cut."""
     for number in range(8):
         world.send(interaction(f"i{number}"))
     world.send_raw(b"poison before")
@@ -255,21 +255,21 @@ def read_all(world: World, writer: TableWriter) -> list[LogRecord]:
     return list(world.log.poll(0).records)
 
 
-class Moody(MemoryLog):
-    """Is away for a number of polls, with records on both sides."""
+class UnreliableLog(MemoryLog):
+    """Is unavailable for a number of polls, and has records before and after."""
 
     away = 0
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         if self.away:
             self.away -= 1
             raise ServiceUnavailable("the broker is away")
         return super().poll(timeout_s)
 
 
-def test_a_broker_that_is_away_is_waited_for_and_said_so(tmp_path: Path) -> None:
+def test_ingest_waits_for_a_broker_and_is_not_ready_meanwhile(tmp_path: Path) -> None:
     world = make_world(tmp_path)
-    log = Moody(ALL_TOPICS)
+    log = UnreliableLog(ALL_TOPICS)
     log.away = 3
     world.log = log
     world.send(interaction("i1"))
@@ -298,10 +298,10 @@ def test_a_broker_that_is_away_is_waited_for_and_said_so(tmp_path: Path) -> None
     assert world.column("interactions", "interaction_id") == ["i1"]
 
 
-class GoesAway(MemoryLog):
-    """Gives its records once and is never seen again."""
+class VanishingLog(MemoryLog):
+    """Returns its records once and is unavailable from then on."""
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         fetched = super().poll(timeout_s)
         if not fetched.records and fetched.assigned is None:
             raise ServiceUnavailable("the broker is away")
@@ -310,7 +310,7 @@ class GoesAway(MemoryLog):
 
 def test_what_was_read_is_stored_although_the_broker_stays_away(tmp_path: Path) -> None:
     world = make_world(tmp_path)
-    world.log = GoesAway(ALL_TOPICS)
+    world.log = VanishingLog(ALL_TOPICS)
     world.send(interaction("i1"))
     stop, opened = threading.Event(), iter([False, True])
 
@@ -325,10 +325,10 @@ def test_what_was_read_is_stored_although_the_broker_stays_away(tmp_path: Path) 
     assert world.column("interactions", "interaction_id") == ["i1"]
 
 
-def stop_after_a_poll(log: Moody, stop: threading.Event) -> None:
+def stop_after_a_poll(log: UnreliableLog, stop: threading.Event) -> None:
     poll = log.poll
 
-    def poll_and_stop(timeout_s: float) -> Fetched:
+    def poll_and_stop(timeout_s: float) -> PollResult:
         fetched = poll(timeout_s)
         if fetched.records:
             stop.set()

@@ -3,14 +3,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from onlinerl.ingest.loop.progress import Bar, LogLines, progress_for
+from onlinerl.ingest.loop.progress import ProgressBar, ProgressLog, progress_for
 
 
 def test_a_line_says_how_many_how_fast_and_how_many_are_left(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     times: Iterator[float] = iter([0.0, 5.0, 10.0, 10.0])
-    lines = LogLines(interval_s=10.0, clock=lambda: next(times))
+    lines = ProgressLog(interval_s=10.0, clock=lambda: next(times))
     with caplog.at_level(logging.INFO):
         lines.report(40, lag=7)
         lines.report(50, lag=None)
@@ -20,7 +20,7 @@ def test_a_line_says_how_many_how_fast_and_how_many_are_left(
 
 
 def test_without_news_there_is_no_line(caplog: pytest.LogCaptureFixture) -> None:
-    lines = LogLines(interval_s=0.0, clock=lambda: 1.0)
+    lines = ProgressLog(interval_s=0.0, clock=lambda: 1.0)
     with caplog.at_level(logging.INFO):
         lines.report(0, lag=0)
 
@@ -28,7 +28,7 @@ def test_without_news_there_is_no_line(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_bar_grows_to_what_is_stored_and_left(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = Bar()
+    bar = ProgressBar()
     bar.report(3, lag=1)
     bar.report(4, lag=0)
     bar.close()
@@ -43,7 +43,7 @@ def test_a_bar_is_for_somebody_who_waits_in_front_of_a_terminal(
     bar = progress_for(once=True)
     bar.close()
 
-    assert isinstance(bar, Bar)
-    assert isinstance(progress_for(once=False), LogLines)
+    assert isinstance(bar, ProgressBar)
+    assert isinstance(progress_for(once=False), ProgressLog)
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
-    assert isinstance(progress_for(once=True), LogLines)
+    assert isinstance(progress_for(once=True), ProgressLog)

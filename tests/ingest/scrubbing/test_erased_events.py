@@ -1,4 +1,4 @@
-"""A person who was erased does not come back with the log."""
+"""Events of an erased person that are still in the log are not stored again."""
 
 import threading
 from pathlib import Path
@@ -24,12 +24,12 @@ ADA = {"acme": hash_of("ada")}
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     world = make_world(tmp_path)
-    speak(world)
+    send_all(world)
     return world
 
 
-def speak(world: World) -> None:
-    """Everything that is in the log, once."""
+def send_all(world: World) -> None:
+    """Send every event of this test once."""
     world.send(interaction(some_id("ada"), user=ADA["acme"], session_id="s-ada", served_at=NOON))
     world.send(interaction(some_id("mate"), session_id="s-ada", served_at=NOON))
     world.send(interaction(some_id("bob"), user=hash_of("bob"), session_id="s-bob"))
@@ -54,13 +54,13 @@ def erase(world: World, folder: Path) -> None:
     Erasure(store=world.store, state_file=state_file, actor="me", settle_s=0).run(ADA)
 
 
-def test_a_tail_that_is_shipped_again_to_an_empty_broker_brings_nobody_back(
+def test_events_shipped_again_to_an_empty_broker_bring_no_erased_person_back(
     world: World, tmp_path: Path
 ) -> None:
     ingest(world)
     erase(world, tmp_path)
     world.log = MemoryLog(ALL_TOPICS, partitions=1, max_poll_records=4)
-    speak(world)
+    send_all(world)
 
     ingest(world)
 
@@ -69,7 +69,7 @@ def test_a_tail_that_is_shipped_again_to_an_empty_broker_brings_nobody_back(
     assert world.column("dead_letters", "payload") == []
 
 
-def test_who_was_erased_before_the_first_row_was_read_is_never_stored(
+def test_a_person_erased_before_ingest_read_anything_is_never_stored(
     world: World, tmp_path: Path
 ) -> None:
     erase(world, tmp_path)

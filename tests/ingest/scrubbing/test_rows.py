@@ -1,4 +1,4 @@
-"""Scrubbing: from text to tokens, and what becomes of a row."""
+"""Scrubbing: mapping text to tokens, and masking, changing or dropping rows."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,13 @@ from onlinerl.ingest.scrubbing import tokens as scrub_tokens
 from onlinerl.ingest.scrubbing.config import Action, PresidioConfig, ScrubConfig, ScrubRule
 from onlinerl.ingest.scrubbing.presidio import PresidioScrubber, open_analyzer
 from onlinerl.ingest.scrubbing.rows import RowScrubber
-from onlinerl.ingest.scrubbing.scrubber import RuleScrubber, Scrubber, merged, replaced, scrubbers
+from onlinerl.ingest.scrubbing.scrubber import (
+    RuleScrubber,
+    Scrubber,
+    make_scrubbers,
+    merge_spans,
+    replace_spans,
+)
 from onlinerl.ingest.scrubbing.tokens import TokenBytesOf, TokenText, open_token_bytes
 from onlinerl.rollout_store.schema import TokenSpan
 from onlinerl.rollout_store.tables.rows import to_table
@@ -40,7 +46,7 @@ def rule(name: str = "email", action: Action = "mask_span", pattern: str = "") -
 
 def scrubber(*rules: ScrubRule) -> RowScrubber:
     config = ScrubConfig(rules=rules)
-    return RowScrubber(config, scrubbers=scrubbers(config), bytes_of=letters)
+    return RowScrubber(config, scrubbers=make_scrubbers(config), bytes_of=letters)
 
 
 def one_row(prompt: str, answer: str) -> pa.Table:
@@ -69,7 +75,7 @@ def test_a_character_in_two_tokens_takes_both() -> None:
     assert text.tokens_of([(1, 2)]) == [(1, 3)]
 
 
-def test_tokens_without_bytes_are_nobody_s() -> None:
+def test_tokens_without_bytes_belong_to_no_span() -> None:
     pieces = [b"", b"a", b"", b"b", b""]
     text = TokenText(range(5), bytes_of=pieces.__getitem__)
 
@@ -124,7 +130,7 @@ def test_many_spans_become_what_each_of_them_alone_is(data: st.DataObject) -> No
 
     found = text.tokens_of(spans)
     assert {n for a, b in found for n in range(a, b)} == set().union(*map(tokens_of, spans))
-    assert found == merged(found)
+    assert found == merge_spans(found)
 
 
 def test_text_is_measured_once_however_many_findings_it_has(
@@ -255,7 +261,7 @@ def test_feedback_without_text_is_left_alone() -> None:
 
 
 def test_a_part_of_a_table_is_scrubbed_like_a_whole_one() -> None:
-    """Slices share buffers with rows that are not theirs."""
+    """A slice of a table shares its buffers with rows outside the slice."""
     rows = pa.concat_tables([one_row("aaaa", "bb"), one_row("x a@example.org", "cc")]).slice(1)
 
     done = scrubber(rule()).scrub("interactions", rows)
@@ -276,9 +282,9 @@ def test_an_empty_match_is_no_finding() -> None:
 
 
 def test_spans_are_merged_and_replaced_once() -> None:
-    assert merged([(4, 6), (0, 2), (1, 4)]) == [(0, 6)]
-    assert merged([(0, 1), (2, 3)]) == [(0, 1), (2, 3)]
-    assert replaced("abcdef", [(1, 2), (1, 4)], marker="*") == "a*ef"
+    assert merge_spans([(4, 6), (0, 2), (1, 4)]) == [(0, 6)]
+    assert merge_spans([(0, 1), (2, 3)]) == [(0, 1), (2, 3)]
+    assert replace_spans("abcdef", [(1, 2), (1, 4)], marker="*") == "a*ef"
 
 
 @pytest.mark.parametrize(
@@ -299,7 +305,7 @@ def test_scrubbing_is_off_until_something_is_looked_for() -> None:
     assert not ScrubConfig().is_on
     assert ScrubConfig(rules=(rule(),)).is_on
     assert ScrubConfig(presidio=PresidioConfig(entities=("PERSON",))).is_on
-    assert scrubbers(ScrubConfig()) == []
+    assert make_scrubbers(ScrubConfig()) == []
 
 
 def test_a_model_without_a_tokenizer_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -316,7 +322,7 @@ class Person:
 
 
 class MemoryAnalyzer:
-    """Finds one name, and takes only what spaCy takes."""
+    """Finds one name; refuses the texts that spaCy refuses."""
 
     def analyze(
         self, text: str, language: str, *, entities: list[str], score_threshold: float

@@ -1,4 +1,4 @@
-"""What the built-in rules find, and what they leave alone."""
+"""Texts that the built-in rules find, and texts that they leave alone."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What ingest asks before it stores a batch."""
+"""Filtering rows before ingest stores them."""
 
 import json
 from datetime import UTC, datetime
@@ -11,12 +11,11 @@ from onlinerl.ingest import metrics
 from onlinerl.ingest.scrubbing.config import ScrubConfig, ScrubRule
 from onlinerl.ingest.scrubbing.rows import RowScrubber
 from onlinerl.ingest.scrubbing.screening import Screening, open_screening
-from onlinerl.ingest.scrubbing.scrubber import scrubbers
+from onlinerl.ingest.scrubbing.scrubber import make_scrubbers
 from onlinerl.rollout_store.erasure.erased import ErasedSet, digest
 from onlinerl.rollout_store.schema import ErasedRow
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.rows import to_table
-from onlinerl.settings import Settings
 from tests.events import NOON, completion, feedback, feedback_row, interaction, interaction_rows
 from tests.rollout_store.people import People
 
@@ -32,12 +31,12 @@ def screening(people: People, *, config: ScrubConfig | None = None) -> Screening
     scrubber = None
     if config is not None:
         scrubber = RowScrubber(
-            config, scrubbers=scrubbers(config), bytes_of=lambda token_id: bytes([token_id])
+            config, scrubbers=make_scrubbers(config), bytes_of=lambda token_id: bytes([token_id])
         )
     return Screening(ErasedSet(people.store), scrubber=scrubber)
 
 
-def bar(people: People, *, session: str) -> None:
+def erase(people: People, *, session: str) -> None:
     row = ErasedRow(
         erasure_id="e1",
         kind="session",
@@ -54,14 +53,14 @@ def test_an_erasure_holds_for_the_very_next_batch(people: People) -> None:
     rows = to_table(interaction_rows(interaction(session_id="s1")))
     assert screen("interactions", rows).num_rows == 1
 
-    bar(people, session="s1")
+    erase(people, session="s1")
 
     assert screen("interactions", rows).num_rows == 0
     assert metrics.ERASED.labels("interactions")._value.get() >= 1
 
 
 def test_feedback_and_dead_letters_are_screened_too(people: People) -> None:
-    bar(people, session="s1")
+    erase(people, session="s1")
     people.breaks(json.dumps({"tenant": "acme", "session_id": "s1"}).encode())
     signal = to_table([feedback_row(feedback(session_id="s1"))])
     letters = people.store.dataset("dead_letters").to_table()
@@ -89,19 +88,13 @@ def test_dead_letters_are_kept_as_they_came(people: People) -> None:
     assert kept["payload"].to_pylist() == [b"ada@example.org"]
 
 
-def test_nothing_is_loaded_when_nothing_is_looked_for(people: People) -> None:
-    settings = Settings.model_validate({"policy": {"base_model": "/no/such/model"}})
-
-    assert open_screening(settings, people.store)
+def test_no_tokenizer_is_loaded_while_scrubbing_is_off(people: People) -> None:
+    assert open_screening(ScrubConfig(), people.store, base_model="/no/such/model")
 
 
 def test_scrubbing_without_a_tokenizer_does_not_start(people: People, tmp_path: Path) -> None:
-    settings = Settings.model_validate(
-        {"policy": {"base_model": str(tmp_path)}, "scrub": {"rules": [{"name": "email"}]}}
-    )
-
     with pytest.raises(ConfigError, match=r"there is no tokenizer\.json"):
-        open_screening(settings, people.store)
+        open_screening(RULES, people.store, base_model=str(tmp_path))
 
 
 def test_a_store_without_the_table_has_erased_nobody(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from onlinerl.rollout_store.schema import Completion, Sampling, VersionSpan
-from onlinerl.serving.capture.eligibility import spans_tile, untrainable_reason
-from onlinerl.serving.interaction.sampled import Sampled, clip_spans
+from onlinerl.serving.capture.eligibility import untrainable_reason
+from onlinerl.serving.interaction.sampled import Sampled
 
 
 def spans(*edges: int, version: str = "assistant/1") -> list[VersionSpan]:
@@ -93,13 +93,3 @@ def test_constrained_answers_and_those_of_a_shadow_are_untrainable() -> None:
 def test_an_unknown_finish_reason_is_an_error() -> None:
     assert Sampled(0, finish_reason="repetition").completion().finish_reason == "error"
     assert Sampled(0).completion().finish_reason == "error"
-
-
-def test_no_spans_tile_no_tokens() -> None:
-    assert spans_tile([], num_tokens=0)
-    assert not spans_tile(spans(0, 0), num_tokens=0)
-
-
-def test_clipping_keeps_the_beginning() -> None:
-    assert clip_spans(spans(0, 2, 5), num_tokens=4) == spans(0, 2, 4)
-    assert clip_spans(spans(0, 2, 5), num_tokens=2) == spans(0, 2)

@@ -13,7 +13,7 @@ from onlinerl.errors import (
     EngineUnreachable,
 )
 from onlinerl.rollout_store.schema import VersionSpan
-from onlinerl.serving.capture.eligibility import spans_tile
+from onlinerl.rollout_store.version_spans import spans_tile
 from onlinerl.serving.routing.arms import Arms, Target
 from onlinerl.serving.routing.failover import cache_salt
 from tests.serving.routes import TOKENS, ask, make_fleet, sampled, spans_of, tokens_of

@@ -217,23 +217,26 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _dead_letters(arguments: argparse.Namespace) -> int:
+    from onlinerl.commands.tables import open_store
     from onlinerl.ingest.dead_letters.command import run_list, run_replay
-    from onlinerl.ingest.dead_letters.letters import Selection
+    from onlinerl.ingest.dead_letters.replay import Selection
 
     is_list = arguments.action == "list"
     selection = Selection(
         reason=arguments.reason,
         topic=arguments.topic,
         since=arguments.since,
-        letter_id=arguments.id,
+        digest=arguments.id,
         with_replayed=is_list and arguments.all,
     )
     settings = load_settings(arguments)
+    store = open_store(settings)
     if is_list:
-        return run_list(settings, selection, limit=arguments.limit, format=arguments.format)
+        return run_list(store, selection, limit=arguments.limit, format=arguments.format)
     return run_replay(
-        settings,
+        store,
         selection,
+        broker=settings.broker,
         everything=arguments.all,
         dry_run=arguments.dry_run,
         actor=arguments.actor,

@@ -1,4 +1,4 @@
-"""Partitions that change hands, buffers that are full, storage that fails, clocks that go back."""
+"""Rebalances, full buffers, storage that fails, and clocks that go back."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from onlinerl.errors import CommitStuck, ServiceUnavailable, StoreConflict
 from onlinerl.ingest.batches.sorting import ROUTES, Route
 from onlinerl.ingest.committing.writer import TableWriter
 from onlinerl.ingest.config import IngestConfig
-from onlinerl.ingest.event_log.log import Fetched, LogRecord, MemoryLog, Partition
+from onlinerl.ingest.event_log.log import LogRecord, MemoryLog, Partition, PollResult
 from onlinerl.ingest.loop.ingester import Ingester
 from onlinerl.rollout_store.event_log import ALL_TOPICS
 from onlinerl.rollout_store.schema import INTERACTIONS_TOPIC
@@ -32,7 +32,7 @@ def world(tmp_path: Path) -> World:
 
 
 def run(world: World, writer: TableWriter, **config: Any) -> None:
-    """One process until the end of its log."""
+    """Run one process to the end of its log."""
     settings = IngestConfig.model_validate({"max_backoff_s": 0.01} | config)
     Ingester(lambda: world.log, writer=writer, config=settings).run(threading.Event(), once=True)
 
@@ -43,15 +43,15 @@ def fill(world: World, count: int) -> dict[object, int]:
     return {f"i{n}": 1 for n in range(count)}
 
 
-class Eventful(MemoryLog):
-    """Lets something happen right after the n-th poll that brought records."""
+class EventfulLog(MemoryLog):
+    """Calls `happens` right after the n-th poll that returned records."""
 
-    def __init__(self, *, after: int, happens: Callable[["Eventful"], None]) -> None:
+    def __init__(self, *, after: int, happens: Callable[["EventfulLog"], None]) -> None:
         super().__init__(ALL_TOPICS, partitions=2, max_poll_records=2)
         self.left = after
         self.happens = happens
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         fetched = super().poll(timeout_s)
         self.left -= bool(fetched.records)
         if fetched.records and self.left == 0:
@@ -61,13 +61,13 @@ class Eventful(MemoryLog):
 
 @pytest.mark.parametrize("max_batch_rows", [3, 1000], ids=["written at once", "still held"])
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_what_was_read_of_partitions_that_go_is_dropped_and_read_by_who_gets_them(
+def test_records_of_partitions_that_were_taken_away_are_dropped_and_read_by_their_new_reader(
     world: World, after: int, max_batch_rows: int
 ) -> None:
     other = world.writer(exclusive=False)
     other.claim()
 
-    def second_takes_partition_1(log: Eventful) -> None:
+    def second_takes_partition_1(log: EventfulLog) -> None:
         part = (INTERACTIONS_TOPIC, 1)
         while True:
             positions = other.align(log.topics(), ALL - FIRST)
@@ -78,7 +78,7 @@ def test_what_was_read_of_partitions_that_go_is_dropped_and_read_by_who_gets_the
                 continue  # the first one, which does not know yet, was quicker
         log.reassign(FIRST)
 
-    world.log = Eventful(after=after, happens=second_takes_partition_1)
+    world.log = EventfulLog(after=after, happens=second_takes_partition_1)
     expected = fill(world, 16)
     config = GROUP | {"max_batch_rows": max_batch_rows, "max_batch_age_s": 3600}
     run(world, world.writer(exclusive=False), **config)
@@ -86,18 +86,18 @@ def test_what_was_read_of_partitions_that_go_is_dropped_and_read_by_who_gets_the
     assert world.counts("interactions", "interaction_id") == expected
 
 
-def test_partitions_that_come_are_read_from_where_the_tables_end(world: World) -> None:
+def test_new_partitions_are_read_from_where_the_tables_end(world: World) -> None:
     other = world.writer(exclusive=False)
     other.claim()
     expected = fill(world, 6)
     positions = other.align(world.log.topics(), ALL - FIRST)
     other.write(ROUTES[0], world.log._logs[INTERACTIONS_TOPIC, 1].records[:2])
 
-    def gets_the_rest(log: Eventful) -> None:
+    def gets_the_rest(log: EventfulLog) -> None:
         log.reassign(ALL)
 
     records = dict(world.log._logs)
-    log = Eventful(after=1, happens=gets_the_rest)
+    log = EventfulLog(after=1, happens=gets_the_rest)
     log._topics, log._logs = world.log._topics, records
     log.open = lambda topics: log.reassign(FIRST)  # type: ignore[method-assign]
     world.log = log
@@ -114,18 +114,18 @@ def test_a_batch_that_another_process_stored_already_is_dropped_and_reading_goes
     zombie = world.writer(exclusive=False)
     zombie.claim()
 
-    def zombie_commits(log: Eventful) -> None:
+    def zombie_commits(log: EventfulLog) -> None:
         zombie.align(log.topics(), ALL)
         zombie.write(ROUTES[0], log._logs[INTERACTIONS_TOPIC, 0].records[:3])
 
-    world.log = Eventful(after=1, happens=zombie_commits)
+    world.log = EventfulLog(after=1, happens=zombie_commits)
     expected = fill(world, 12)
     run(world, world.writer(exclusive=False), **GROUP)
 
     assert world.counts("interactions", "interaction_id") == expected
 
 
-def test_of_two_that_see_the_same_cut_one_gives_way_and_loses_nothing(world: World) -> None:
+def test_two_readers_of_a_truncated_topic_lose_no_records(world: World) -> None:
     fill(world, 4)
     world.send_raw(b"poison before")
     world.ingest()
@@ -136,7 +136,7 @@ def test_of_two_that_see_the_same_cut_one_gives_way_and_loses_nothing(world: Wor
     class Cut(MemoryLog):
         is_told = False
 
-        def poll(self, timeout_s: float) -> Fetched:
+        def poll(self, timeout_s: float) -> PollResult:
             fetched = super().poll(timeout_s)
             if fetched.restarted and not self.is_told:
                 self.is_told = True
@@ -149,7 +149,7 @@ def test_of_two_that_see_the_same_cut_one_gives_way_and_loses_nothing(world: Wor
     world.log = log
     log.truncate(INTERACTIONS_TOPIC, 2)
     world.send_raw(b"poison after")
-    writer = Told(world)
+    writer = CountingWriter(world)
     run(world, writer, **GROUP)
 
     assert writer.num_late == 1
@@ -157,8 +157,8 @@ def test_of_two_that_see_the_same_cut_one_gives_way_and_loses_nothing(world: Wor
     assert world.column("dead_letters", "payload") == [b"poison after", b"poison before"]
 
 
-class Told(TableWriter):
-    """Counts how often it was too late."""
+class CountingWriter(TableWriter):
+    """Counts the conflicts with another writer."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.store, recent_ids=100, now=lambda: NOON, exclusive=False)
@@ -179,18 +179,18 @@ class Told(TableWriter):
             raise
 
 
-def test_what_was_dropped_in_the_middle_of_the_log_is_read_again(world: World) -> None:
-    zombie, writer = world.writer(exclusive=False), Told(world)
+def test_dropped_records_are_read_again(world: World) -> None:
+    zombie, writer = world.writer(exclusive=False), CountingWriter(world)
     zombie.claim()
 
-    def zombie_commits(log: Eventful) -> None:
+    def zombie_commits(log: EventfulLog) -> None:
         zombie.align(log.topics(), ALL)
         zombie.write(ROUTES[0], log._logs[INTERACTIONS_TOPIC, 0].records[:1])
 
-    class Waits(Eventful):
-        def poll(self, timeout_s: float) -> Fetched:
+    class Waits(EventfulLog):
+        def poll(self, timeout_s: float) -> PollResult:
             quiet = self.left <= 0 and not writer.num_late
-            return Fetched() if quiet else super().poll(timeout_s)
+            return PollResult() if quiet else super().poll(timeout_s)
 
     world.log = Waits(after=1, happens=zombie_commits)
     expected = fill(world, 12)
@@ -200,9 +200,9 @@ def test_what_was_dropped_in_the_middle_of_the_log_is_read_again(world: World) -
     assert world.counts("interactions", "interaction_id") == expected
 
 
-def test_without_a_group_such_a_conflict_ends_the_process(world: World) -> None:
+def test_without_a_group_a_conflict_ends_the_process(world: World) -> None:
     newer = world.writer()
-    world.log = Eventful(after=2, happens=lambda log: newer.claim())
+    world.log = EventfulLog(after=2, happens=lambda log: newer.claim())
     fill(world, 12)
 
     with pytest.raises(StoreConflict, match="another writer"):
@@ -210,8 +210,8 @@ def test_without_a_group_such_a_conflict_ends_the_process(world: World) -> None:
     assert max(world.counts("interactions", "interaction_id").values(), default=1) == 1
 
 
-class Slow(TableWriter):
-    """Does not write before it is let."""
+class SlowWriter(TableWriter):
+    """Waits for `gate` before it writes."""
 
     gate: threading.Event
     num_bytes = 0
@@ -222,17 +222,17 @@ class Slow(TableWriter):
         self.num_bytes += sum(len(record.value) for record in records)
 
 
-class Watched(MemoryLog):
-    """Notes how much is held by the reader, and lets it write when it was seen paused."""
+class WatchedLog(MemoryLog):
+    """Measures how many bytes the reader holds; lets it write after some polls in a pause."""
 
-    def __init__(self, writer: Slow, *, open_after: int) -> None:
+    def __init__(self, writer: SlowWriter, *, open_after: int) -> None:
         super().__init__(ALL_TOPICS, partitions=2, max_poll_records=1)
         self.writer = writer
         self.left = open_after
         self.delivered = 0
         self.most_held = 0
 
-    def poll(self, timeout_s: float) -> Fetched:
+    def poll(self, timeout_s: float) -> PollResult:
         self.left -= self.paused
         if self.left <= 0:
             self.writer.gate.set()
@@ -242,10 +242,10 @@ class Watched(MemoryLog):
         return fetched
 
 
-def test_partitions_are_paused_while_as_much_is_held_as_may_be(world: World) -> None:
-    writer = Slow(world.store, recent_ids=100, now=lambda: NOON)
+def test_partitions_are_paused_while_the_buffers_are_full(world: World) -> None:
+    writer = SlowWriter(world.store, recent_ids=100, now=lambda: NOON)
     writer.gate = threading.Event()
-    log = Watched(writer, open_after=5)
+    log = WatchedLog(writer, open_after=5)
     world.log = log
     expected = fill(world, 60)
     size = len(log._logs[INTERACTIONS_TOPIC, 0].records[0].value)
@@ -265,7 +265,7 @@ def test_partitions_are_paused_while_as_much_is_held_as_may_be(world: World) -> 
 
 
 def test_a_commit_that_does_not_end_ends_the_process(world: World) -> None:
-    writer = Slow(world.store, recent_ids=100, now=lambda: NOON)
+    writer = SlowWriter(world.store, recent_ids=100, now=lambda: NOON)
     writer.gate = threading.Event()
     fill(world, 2)
 
@@ -274,8 +274,8 @@ def test_a_commit_that_does_not_end_ends_the_process(world: World) -> None:
     writer.gate.set()
 
 
-class Failing(DeltaStore):
-    """A disk that is full for some commits of rows: before anything was stored, or after."""
+class FailingStore(DeltaStore):
+    """A disk that is full in some commits of rows, before or after the rows were stored."""
 
     failures: list[str]
 
@@ -299,7 +299,7 @@ class Failing(DeltaStore):
 def test_a_disk_that_was_full_loses_and_doubles_nothing(world: World, failures: list[str]) -> None:
     expected = fill(world, 12)
     world.send_raw(b"poison")
-    store = Failing(world.store.root)
+    store = FailingStore(world.store.root)
     store.failures = list(failures)
     world.store = store
     stop = threading.Event()
@@ -307,7 +307,7 @@ def test_a_disk_that_was_full_loses_and_doubles_nothing(world: World, failures: 
     log = world.log
 
     class Ends(MemoryLog):
-        def poll(self, timeout_s: float) -> Fetched:
+        def poll(self, timeout_s: float) -> PollResult:
             fetched = log.poll(timeout_s)
             stored = world.counts("interactions", "interaction_id")
             if not fetched.records and stored == expected:

@@ -1,4 +1,4 @@
-"""One batch is written while the next one is gathered."""
+"""Writes one batch in a thread of its own, while the next batch is collected."""
 
 import queue
 import threading
@@ -10,28 +10,28 @@ from onlinerl.ingest.batches.sorting import Route
 from onlinerl.ingest.committing.buffer import size_of
 from onlinerl.ingest.event_log.log import LogRecord
 
-_Order = tuple["futures.Future[None]", Route, Sequence[LogRecord]]
+_Task = tuple["futures.Future[None]", Route, Sequence[LogRecord]]
 Write = Callable[[Route, Sequence[LogRecord]], None]
 
 
-class CommitLane:
-    """A thread with room for one batch: `IDLE -> BUSY -> settled -> IDLE`.
+class CommitThread:
+    """A thread that holds one batch: `IDLE -> BUSY -> DONE -> IDLE`.
 
-    Whoever submits must have settled the batch before; so batches are written in order, and an
-    error of one is seen before the next is begun.
+    Call `settle` before the next `submit`. So batches are written in order, and an error of one is
+    raised before the next begins.
 
     Args:
         write: Writes one batch.
-        timeout_s: Longest time that one batch may take.
+        timeout_s: Longest time that one batch may take, in seconds.
     """
 
     def __init__(self, write: Write, *, timeout_s: float) -> None:
         self._write = write
         self._timeout_s = timeout_s
-        self._work: queue.Queue[_Order | None] = queue.Queue(1)
+        self._tasks: queue.Queue[_Task | None] = queue.Queue(1)
         self._pending: futures.Future[None] | None = None
         self.size_bytes = 0
-        """Of the batch that is being written."""
+        """Size of the batch that is being written."""
         threading.Thread(target=self._run, name="commit", daemon=True).start()
 
     @property
@@ -41,28 +41,28 @@ class CommitLane:
 
     @property
     def is_free(self) -> bool:
-        """Whether there is no batch, written or not settled."""
+        """Whether `submit` may be called: every batch was settled."""
         return self._pending is None
 
     def wait(self, timeout_s: float) -> None:
-        """Return when no batch is being written any more, or when the time is up."""
+        """Wait until no batch is being written, at most `timeout_s` seconds."""
         if self._pending is not None:
             futures.wait([self._pending], timeout_s)
 
     def submit(self, route: Route, records: Sequence[LogRecord]) -> None:
-        """Begin to write a batch."""
+        """Begin to write a batch; an empty one is ignored."""
         assert self._pending is None, "the batch before is not settled"
         if not records:
             return
         self._pending, self.size_bytes = futures.Future(), size_of(records)
-        self._work.put((self._pending, route, records), timeout=self._timeout_s)
+        self._tasks.put((self._pending, route, records), timeout=self._timeout_s)
 
     def settle(self) -> None:
-        """Wait for the batch that is being written, if there is one.
+        """Wait for the batch that is being written, if any, and raise its error.
 
         Raises:
-            StoreConflict, ServiceUnavailable: from the writing.
-            CommitStuck: the time is up, and nobody knows whether the commit will happen.
+            StoreConflict, ServiceUnavailable: From the writing.
+            CommitStuck: The batch takes longer than `timeout_s`; it may still be committed.
         """
         if self._pending is None:
             return
@@ -77,17 +77,17 @@ class CommitLane:
                 self._pending, self.size_bytes = None, 0
 
     def close(self) -> None:
-        """End the thread, unless it is stuck in a commit."""
+        """End the thread, unless a batch was not settled."""
         if self.is_free:
-            self._work.put(None, timeout=self._timeout_s)
+            self._tasks.put(None, timeout=self._timeout_s)
 
     def _run(self) -> None:
-        while (order := self._work.get()) is not None:
-            future, route, records = order
+        while (task := self._tasks.get()) is not None:
+            future, route, records = task
             try:
                 self._write(route, records)
-            except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            except BaseException as error:  # noqa: BLE001 - `settle` raises it in the main thread
                 future.set_exception(error)
             else:
                 future.set_result(None)
-            del order, future, route, records  # a batch must not outlive its commit here
+            del task, future, route, records  # frees the batch before the next one comes

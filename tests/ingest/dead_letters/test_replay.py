@@ -5,12 +5,19 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from onlinerl.errors import ConfigError, ServiceUnavailable
 from onlinerl.ingest.dead_letters.command import run_list, run_replay
-from onlinerl.ingest.dead_letters.letters import Letter, Selection, find_letters, replay
+from onlinerl.ingest.dead_letters.replay import (
+    DeadLetter,
+    Resender,
+    Selection,
+    find_dead_letters,
+    replay,
+)
+from onlinerl.rollout_store.config import BrokerConfig
 from onlinerl.rollout_store.schema import FEEDBACK_TOPIC, INTERACTIONS_TOPIC
-from onlinerl.settings import load
 from tests.events import NOON, interaction
 from tests.ingest.sorted import edited
 from tests.ingest.world import World, make_world
@@ -18,7 +25,7 @@ from tests.ingest.world import World, make_world
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Three letters: one unreadable, one with an id that no vocabulary has, one of feedback."""
+    """Three dead letters: one unreadable, one with an unknown token id, one of feedback."""
     world = make_world(tmp_path)
     world.send_raw(b"{")
     world.send(interaction("too large", prompt_token_ids=[70_000]))
@@ -28,14 +35,15 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-class Resending:
-    """Puts records back into the world's log, and can fail at the n-th call."""
+class MemoryResender(Resender):
+    """Puts records back into the world's log; fails at the n-th call when told to."""
 
     def __init__(self, world: World, *, fails_at: int = 0) -> None:
         self.world = world
         self.calls = count(1)
         self.fails_at = fails_at
 
+    @override
     def send(self, records: Sequence[tuple[str, bytes | None, bytes]]) -> None:
         if next(self.calls) == self.fails_at:
             raise ServiceUnavailable("the broker is away")
@@ -43,33 +51,33 @@ class Resending:
             self.world.log.produce(topic, value, key=key)
 
 
-def letters(world: World, **selection: object) -> list[Letter]:
+def letters(world: World, **selection: object) -> list[DeadLetter]:
     chosen = Selection(**selection)  # type: ignore[arg-type]  # overrides of any field
-    return sorted(find_letters(world.store, chosen), key=lambda letter: letter.reason)
+    return sorted(find_dead_letters(world.store, chosen), key=lambda letter: letter.reason)
 
 
 def bring_back(world: World, **selection: object) -> int:
     return replay(
         world.store,
         iter(letters(world, **selection)),
-        resender=Resending(world),
+        resender=MemoryResender(world),
         actor="me",
         now=lambda: NOON,
     )
 
 
-def kinds(found: list[Letter]) -> list[str]:
+def kinds(found: list[DeadLetter]) -> list[str]:
     return [letter.reason.split(":")[0] for letter in found]
 
 
 def test_letters_are_found_by_reason_topic_time_and_id(world: World) -> None:
     all_of_them = letters(world)
-    chosen = all_of_them[1].letter_id[:10]
+    chosen = all_of_them[1].digest[:10]
 
     assert kinds(all_of_them) == ["not_json", "not_json", "vocabulary"]
     assert kinds(letters(world, reason="vocabulary")) == ["vocabulary"]
     assert [one.payload for one in letters(world, topic=FEEDBACK_TOPIC)] == [b"["]
-    assert letters(world, letter_id=chosen) == [all_of_them[1]]
+    assert letters(world, digest=chosen) == [all_of_them[1]]
     assert len(letters(world, since=NOON)) == 3
     assert letters(world, since=NOON + timedelta(seconds=1)) == []
 
@@ -96,7 +104,7 @@ def test_a_letter_that_is_still_broken_is_another_letter(world: World) -> None:
     after = letters(world, reason="vocabulary")
 
     assert len(after) == 1
-    assert after[0].letter_id not in {letter.letter_id for letter in before}
+    assert after[0].digest not in {letter.digest for letter in before}
     assert after[0].payload == before[2].payload
 
 
@@ -118,8 +126,8 @@ def test_what_was_sent_before_the_broker_went_away_is_recorded(tmp_path: Path) -
     with pytest.raises(ServiceUnavailable):
         replay(
             world.store,
-            find_letters(world.store, Selection()),
-            resender=Resending(world, fails_at=2),
+            find_dead_letters(world.store, Selection()),
+            resender=MemoryResender(world, fails_at=2),
             actor="me",
             now=lambda: NOON,
         )
@@ -128,23 +136,14 @@ def test_what_was_sent_before_the_broker_went_away_is_recorded(tmp_path: Path) -
     assert world.column("audit", "actor") == ["me"]
 
 
-CONFIG = """
-data_dir = "."
-store.root = "a store"
-policy.base_model = "."
-"""
-
-
 def test_the_list_shows_the_newest_and_never_what_they_contain(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "onlinerl.toml").write_text(CONFIG)
     world.send_raw(edited(consent="my secret", interaction_id="SECRET"))
     world.ingest()
-    settings = load(tmp_path / "onlinerl.toml", [f'store.root="{tmp_path / "a store"}"'])
-    run_list(settings, Selection(), limit=50, format="json")
+    run_list(world.store, Selection(), limit=50, format="json")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    run_list(settings, Selection(), limit=2)
+    run_list(world.store, Selection(), limit=2)
     shown = capsys.readouterr().out
 
     assert len(lines) == 4
@@ -153,20 +152,29 @@ def test_the_list_shows_the_newest_and_never_what_they_contain(
     assert shown.count(INTERACTIONS_TOPIC) + shown.count(FEEDBACK_TOPIC) == 2
 
 
-def test_a_replay_has_to_be_told_what(world: World, tmp_path: Path) -> None:
-    (tmp_path / "onlinerl.toml").write_text(CONFIG)
-    settings = load(tmp_path / "onlinerl.toml", [f'store.root="{tmp_path / "a store"}"'])
-
+def test_a_replay_without_a_selection_is_refused(world: World) -> None:
     with pytest.raises(ConfigError, match="--all"):
-        run_replay(settings, Selection(), everything=False, dry_run=False, actor="me")
+        run_replay(
+            world.store,
+            Selection(),
+            broker=BrokerConfig(),
+            everything=False,
+            dry_run=False,
+            actor="me",
+        )
 
 
 def test_a_dry_run_counts_and_sends_nothing(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "onlinerl.toml").write_text(CONFIG)
-    settings = load(tmp_path / "onlinerl.toml", [f'store.root="{tmp_path / "a store"}"'])
-    run_replay(settings, Selection(), everything=True, dry_run=True, actor="me")
+    run_replay(
+        world.store,
+        Selection(),
+        broker=BrokerConfig(),
+        everything=True,
+        dry_run=True,
+        actor="me",
+    )
 
-    assert capsys.readouterr().out.startswith("3 letters")
+    assert capsys.readouterr().out.startswith("3 dead letters")
     assert world.column("audit", "actor") == []
