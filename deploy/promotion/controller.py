@@ -17,23 +17,19 @@ from onlinerl.deploy.gates.verdicts import GateResult, all_passed, missing_evide
 from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.protocol import (
-    CANDIDATE,
-    CHAMPION,
     NOT_NEEDED,
-    PARENT,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
     PROMOTED_FROM,
-    REVIEW,
     ROLLBACK_REQUEST,
     ROLLBACK_RESULT,
     ROLLED_BACK,
-    PolicyVersion,
     Registry,
 )
-from onlinerl.deploy.registry.requests import Request, open_request
+from onlinerl.deploy.registry.requests import OperatorRequest, open_request
 from onlinerl.deploy.replicas.fleet import Expectation, Fleet, SwapReport
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
+from onlinerl.registry.version import CANDIDATE, CHAMPION, PARENT, REVIEW, RegisteredVersion
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +170,7 @@ class Controller:
                 break
         return champion
 
-    def _wanted(self, champion: int) -> list[PolicyVersion]:
+    def _wanted(self, champion: int) -> list[RegisteredVersion]:
         """What a person asked for, what a person approved, then undecided candidates by age."""
         candidate = self._registry.alias(CANDIDATE) or 0
         wanted = [
@@ -191,7 +187,7 @@ class Controller:
             wanted, key=lambda version: (_request(version) is None, not _approved(version))
         )
 
-    def _objection(self, version: PolicyVersion) -> str | None:
+    def _objection(self, version: RegisteredVersion) -> str | None:
         """Why it is refused before anything is measured; who asks for a version overrules age."""
         if version.tags.get(REVIEW) == "rejected":
             return "rejected in review"
@@ -206,7 +202,7 @@ class Controller:
             return f"superseded by version {candidate}"
         return None
 
-    def _consider(self, version: PolicyVersion, champion: int) -> int:
+    def _consider(self, version: RegisteredVersion, champion: int) -> int:
         request = _request(version)
         if version.number == champion:
             self._decisions.answer_promote(version.number, request, "promoted", "serves already")
@@ -236,17 +232,17 @@ class Controller:
 
     def _refuse(
         self,
-        version: PolicyVersion,
+        version: RegisteredVersion,
         champion: int,
         results: list[GateResult],
-        request: Request | None,
+        request: OperatorRequest | None,
     ) -> None:
         failed = [f"{each.name}: {each.detail}" for each in results if each.status == "failed"]
         reason = f"failed the gates ({'; '.join(failed)})"
         self._decisions.refused(version.number, champion=champion, reason=reason, request=request)
 
     def _show(
-        self, version: PolicyVersion, results: list[GateResult], waits_for: str | None
+        self, version: RegisteredVersion, results: list[GateResult], waits_for: str | None
     ) -> None:
         headline = "All gates let it pass." if all_passed(results) else "**Refused by its gates.**"
         if all_passed(results) and waits_for is not None:
@@ -267,7 +263,7 @@ class Controller:
             self._registry.log_metrics(version.number, measured)
 
     def _waits_for(
-        self, version: PolicyVersion, results: list[GateResult], request: Request | None
+        self, version: RegisteredVersion, results: list[GateResult], request: OperatorRequest | None
     ) -> str | None:
         """Why only a person may let it pass; None when one did, or the gates are enough."""
         if request is not None or _approved(version):
@@ -276,7 +272,7 @@ class Controller:
             return "every version is reviewed"
         return missing_evidence(results, self._config.gates)
 
-    def _promote(self, version: int, champion: int, request: Request | None) -> int:
+    def _promote(self, version: int, champion: int, request: OperatorRequest | None) -> int:
         manifest = self._publisher.publish(version, champion=champion)
         swapped = self._fleet.swap(self._expectation(version), fallback=champion)
         self._decisions.promoted(
@@ -286,7 +282,7 @@ class Controller:
         return version
 
     def _failed(
-        self, version: int, champion: int, error: Exception, request: Request | None
+        self, version: int, champion: int, error: Exception, request: OperatorRequest | None
     ) -> None:
         self._attempts[version] = self._attempts.get(version, 0) + 1
         logger.warning(
@@ -316,7 +312,7 @@ class Controller:
         self._decisions.rolled_back(target, champion=champion, report=report_, request=request)
         return target
 
-    def _rollback_target(self, request: Request, champion: int) -> int:
+    def _rollback_target(self, request: OperatorRequest, champion: int) -> int:
         """Only a version that served before: it passed its gates then.
 
         Raises:
@@ -339,9 +335,9 @@ class Controller:
         return Expectation(version, digest, self._examiner.probes(version))
 
 
-def _approved(version: PolicyVersion) -> bool:
+def _approved(version: RegisteredVersion) -> bool:
     return version.tags.get(REVIEW) == "approved"
 
 
-def _request(version: PolicyVersion) -> Request | None:
+def _request(version: RegisteredVersion) -> OperatorRequest | None:
     return open_request(version.tags.get(PROMOTE_REQUEST), version.tags.get(PROMOTE_RESULT))

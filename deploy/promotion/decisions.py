@@ -15,21 +15,19 @@ from onlinerl.deploy import metrics
 from onlinerl.deploy.promotion.arms import champion_only
 from onlinerl.deploy.promotion.journal import Journal
 from onlinerl.deploy.registry.protocol import (
-    CHAMPION,
     NOT_NEEDED,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
     PROMOTED_BY,
     PROMOTED_FROM,
-    REVIEW,
     ROLLBACK_RESULT,
     ROLLED_BACK,
-    VERDICT,
     Registry,
 )
-from onlinerl.deploy.registry.requests import Answer, Request, open_request
+from onlinerl.deploy.registry.requests import OperatorReply, OperatorRequest, open_request
 from onlinerl.deploy.replicas.fleet import SwapReport
 from onlinerl.deploy.weights.delta import Manifest
+from onlinerl.registry.version import CHAMPION, REVIEW, VERDICT
 from onlinerl.rollout_store.schema import AuditRow, PromotionRow
 
 logger = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ class Decisions:
         champion: int | None,
         manifest: Manifest,
         report: SwapReport,
-        request: Request | None,
+        request: OperatorRequest | None,
     ) -> None:
         """Every replica serves it: it becomes the champion."""
         action: Action = "bootstrap" if champion is None else "promote"
@@ -97,20 +95,24 @@ class Decisions:
         if request is not None and request.id == version.tags.get(PROMOTED_BY):
             self.answer_promote(champion, request, "promoted", "it serves")
 
-    def refused(self, version: int, *, champion: int, reason: str, request: Request | None) -> None:
+    def refused(
+        self, version: int, *, champion: int, reason: str, request: OperatorRequest | None
+    ) -> None:
         """It never serves."""
         self._write_row("refuse", version, champion, reason=reason, request=request)
         self._set_verdict(version, "refused")
         self.answer_promote(version, request, "refused", reason)
 
-    def failed(self, version: int, *, champion: int, reason: str, request: Request | None) -> None:
+    def failed(
+        self, version: int, *, champion: int, reason: str, request: OperatorRequest | None
+    ) -> None:
         """It passed, but could not be put into the replicas."""
         self._write_row("fail", version, champion, reason=reason, request=request)
         self._set_verdict(version, "failed")
         self.answer_promote(version, request, "failed", reason)
 
     def rolled_back(
-        self, version: int, *, champion: int, report: SwapReport, request: Request
+        self, version: int, *, champion: int, report: SwapReport, request: OperatorRequest
     ) -> None:
         """An earlier version is the champion again."""
         if version != champion:
@@ -125,23 +127,23 @@ class Decisions:
     def answer_promote(
         self,
         version: int,
-        request: Request | None,
+        request: OperatorRequest | None,
         verdict: Literal["promoted", "refused", "failed"],
         reason: str,
     ) -> None:
         """Tell the person who asked, if somebody did."""
         if request is not None:
             self._audit(request, action=f"promote: {verdict}", subject=f"{version}", detail=reason)
-            answer = Answer(id=request.id, verdict=verdict, reason=_short(reason))
+            answer = OperatorReply(id=request.id, verdict=verdict, reason=_short(reason))
             self._registry.set_tags(version, {PROMOTE_RESULT: answer.model_dump_json()})
 
     def answer_rollback(
-        self, request: Request, verdict: Literal["rolled back", "failed"], reason: str
+        self, request: OperatorRequest, verdict: Literal["rolled back", "failed"], reason: str
     ) -> None:
         """Tell the person who asked."""
         subject = "the version before" if request.version is None else f"{request.version}"
         self._audit(request, action=f"rollback: {verdict}", subject=subject, detail=reason)
-        answer = Answer(id=request.id, verdict=verdict, reason=_short(reason))
+        answer = OperatorReply(id=request.id, verdict=verdict, reason=_short(reason))
         self._registry.set_model_tag(ROLLBACK_RESULT, answer.model_dump_json())
 
     def _make_champion(self, version: int) -> None:
@@ -174,7 +176,7 @@ class Decisions:
         champion: int | None,
         *,
         reason: str,
-        request: Request | None,
+        request: OperatorRequest | None,
         report: SwapReport | None = None,
         manifest: Manifest | None = None,
     ) -> None:
@@ -205,7 +207,7 @@ class Decisions:
             metrics.PAUSE_MS.observe(report.pause_ms)
         logger.info("decided", extra={"action": action, "version": version, "reason": reason})
 
-    def _audit(self, request: Request, *, action: str, subject: str, detail: str) -> None:
+    def _audit(self, request: OperatorRequest, *, action: str, subject: str, detail: str) -> None:
         now = self._now()
         self._journal.audit(
             AuditRow(

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from onlinerl.registry.version import CYCLE, PARENT, REVIEW
 from onlinerl.trainer.bookkeeping.plan import Plan
 from onlinerl.trainer.rollouts.advantages import Advantages
 from onlinerl.trainer.rollouts.rows import served_range
@@ -63,11 +64,11 @@ def version_tags(plan: Plan, *, cycle_id: str) -> dict[str, str]:
     """Tags of the registered version."""
     first, last = served_range(list(plan.rows))
     return {
-        "cycle": cycle_id,
-        "parent_version": str(plan.parent_version),
+        CYCLE: cycle_id,
+        PARENT: str(plan.parent_version),
         "window_start": first.isoformat(timespec="seconds"),
         "window_end": last.isoformat(timespec="seconds"),
-        "review": "pending",
+        REVIEW: "pending",
     }
 
 

@@ -85,14 +85,14 @@ def run_lineage(
 
 def open_trained_rows(settings: "Settings") -> TrainedRows:
     """The registry of the configuration."""
-    from onlinerl.deploy.registry.mlflow import MlflowRegistry
     from onlinerl.deploy.registry.trained_rows import RegistryRows
+    from onlinerl.registry.mlflow_registry import MlflowRegistry
+    from onlinerl.registry.mlflow_server import MlflowServer
 
     registry = MlflowRegistry(
-        settings.registry.tracking_uri,
+        MlflowServer(settings.registry.tracking_uri, timeout_s=settings.trainer.registry_timeout_s),
         policy=settings.policy.name,
         experiment=settings.registry.experiment,
-        timeout_s=settings.trainer.registry_timeout_s,
     )
     registry.check()
     return RegistryRows(registry)
