@@ -1,7 +1,7 @@
 """A cycle with in-memory parts: what it plans, what it repeats, what it gives up."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -63,8 +63,9 @@ class MemorySource:
             for item in visible
         ]
 
-    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> list[Segment]:
-        return [segment(item) for item in self.rows[: at["interactions"]] if item.key in set(keys)]
+    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> Iterator[Segment]:
+        visible = self.rows[: at["interactions"]]
+        return (segment(item) for item in visible if item.key in set(keys))
 
 
 def draw_nothing(folder: Path, *, plan: Plan, history: History, title: str) -> None:
