@@ -119,7 +119,7 @@ def read_segments(
     Args:
         store: Where the tables lie.
         layouts: What each segment is made of.
-        since: No piece was served before.
+        since: No piece was served or ingested before.
         at: Table versions that the layouts were found at.
 
     Raises:

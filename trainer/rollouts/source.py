@@ -194,8 +194,12 @@ WHERE i.policy = $policy AND i.served_at >= $served_after AND i.arm <> 'shadow'
 
 _LAYOUTS = """
 WITH found AS MATERIALIZED (SELECT segment_id, tenant, spans FROM segments)
-SELECT f.segment_id, f.tenant, f.spans, p.pieces, (SELECT min(served_at) FROM lengths) AS since
+SELECT f.segment_id, f.tenant, f.spans, p.pieces, first.at AS since
 FROM found AS f
+CROSS JOIN (
+  SELECT min(least(served_at, ingest_date::TIMESTAMPTZ)) AS at FROM interactions
+  WHERE interaction_id IN (SELECT interaction_id FROM lengths)
+) AS first
 JOIN prompt_pieces AS p ON p.tenant = f.tenant
   AND p.interaction_id = f.spans[-1].interaction_id
 WHERE f.segment_id IN (
@@ -205,7 +209,10 @@ WHERE f.segment_id IN (
     AND g.choice_index = spans_of.span.choice_index
 )
 """
-"""Ids and lengths only: the query engine computes no column of `segments` that is not selected."""
+"""Ids and lengths only: the query engine computes no column of `segments` that is not selected.
+
+`since` is also the day of the first file, for clocks by which a row was served after its ingestion.
+"""
 
 
 def _hold_name(cycle_id: str) -> str:

@@ -156,6 +156,16 @@ def test_a_segment_of_both_a_mask_and_older_turns_is_as_written_here(store: Delt
     ]
 
 
+def test_a_row_that_was_served_after_its_ingestion_is_found(tmp_path: Path) -> None:
+    late = interaction(0, served_at=START + timedelta(days=30))
+    store = make_store(tmp_path / "store", interactions=[late, interaction(1)])
+    source = DeltaSource(store, rewards=REWARDS)
+
+    (found,) = source.segments([("i0000", 0)], at=source.versions())
+
+    assert found.token_ids.tolist() == [1, 2, 3, 10, 11]
+
+
 def digest(data: Sequence[Datum]) -> str:
     """Of every byte that a backend is given."""
     found = hashlib.sha256()
