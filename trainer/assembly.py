@@ -94,7 +94,7 @@ def real_parts(settings: TrainerSettings, database: Database) -> Parts:
     )
 
 
-def reading_from(snapshot: str, parts: Parts, settings: TrainerSettings) -> Parts:
+def read_from_snapshot(snapshot: str, parts: Parts, settings: TrainerSettings) -> Parts:
     """`parts` whose window is chosen from the rows that a snapshot holds."""
     from onlinerl.rollout_store.snapshots.named import readable
 

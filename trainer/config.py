@@ -1,4 +1,4 @@
-"""What the trainer and its schedule can be told. Importing this module must not import torch."""
+"""Configuration of the trainer and its schedule. Importing this module must not import torch."""
 
 import re
 from typing import Literal, Self
@@ -27,7 +27,7 @@ class TrainerConfig(Config):
     """Upper bound of `icepop`, `ppo`, `cispo`, `gspo`; unset takes the published default."""
 
     filters: tuple[FilterName, ...] = ("k3", "veto")
-    """Rows (one completion each) that fail any of these add nothing to the policy loss."""
+    """Rows (one completion each) that fail any of these filters are left out of the policy loss."""
 
     k3_max: float = Field(default=0.01, gt=0, le=10)
     """Filter `k3`: keep a row while its mean of r - log r - 1 is at most this, nats per token."""
@@ -64,7 +64,7 @@ class TrainerConfig(Config):
     tokens for a model of 135 M parameters."""
 
     max_row_tokens: int = Field(default=4096, ge=8, le=10_000_000)
-    """Rows whose prompt and completion are longer than this are left out, and counted."""
+    """Rows with more tokens than this, prompt and completion, are left out and counted."""
 
     stop_k3: float = Field(default=0.05, gt=0, le=100)
     """The cycle stops before a step whose mean k3 exceeds this, nats per token."""
@@ -89,7 +89,7 @@ class TrainerConfig(Config):
     """Module name endings that get an adapter; `all-linear` means every one but the head."""
 
     trainable: str = ".*"
-    """Regular expression, searched in parameter names: what may move with `adapter = none`."""
+    """Regular expression that is searched in parameter names: what `adapter = none` trains."""
 
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the forward pass; `auto` is float32 on a CPU and bfloat16 on a GPU."""
@@ -125,20 +125,21 @@ class TrainerConfig(Config):
     """Rows whose tag of this name has the same value form a group with a leave-one-out baseline."""
 
     max_attempts: int = Field(default=3, ge=1, le=100)
-    """A cycle whose update died this often is given up and its rows are free again."""
+    """A cycle whose update ended without a result this often is marked as failed, and its rows are
+    free again."""
 
     lease_ttl_s: float = Field(default=60.0, ge=1, le=3600)
-    """A lease whose holder has not been heard of for this long may be taken over, seconds."""
+    """Seconds after which a lease that its holder does not renew may be taken over."""
 
     hold_s: float = Field(default=86_400.0, ge=60, le=30 * 86_400)
-    """For how long the rows of a window are kept readable for a cycle that does not end, seconds;
-    every attempt at it begins this time anew."""
+    """Seconds that the rows of a window are kept readable for a cycle that does not end; every
+    attempt starts the time again."""
 
     keep_cycles: int = Field(default=3, ge=1, le=1000)
     """Finished cycles whose local checkpoint folder is kept on disk."""
 
     registry_timeout_s: float = Field(default=10.0, gt=0, le=600)
-    """How long the registry may take to answer at the start of a cycle, seconds."""
+    """Seconds that the registry may take to answer before it counts as unavailable."""
 
     @field_validator("trainable")
     @classmethod
@@ -166,7 +167,7 @@ class ScheduleConfig(Config):
     """A cycle is due this long after the last one finished, seconds."""
 
     check_every_s: float = Field(default=30.0, gt=0, le=3600)
-    """How often it is looked whether a cycle is due, seconds."""
+    """Seconds between two checks whether a cycle is due."""
 
     retry_after_s: float = Field(default=60.0, ge=0, le=86_400)
     """Pause after a training process that registered nothing, seconds. A cycle that was given up is

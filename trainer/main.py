@@ -12,7 +12,7 @@ from onlinerl.trainer.assembly import (
     TrainerSettings,
     lease_name,
     open_database,
-    reading_from,
+    read_from_snapshot,
     real_parts,
 )
 from onlinerl.trainer.bookkeeping.lease import Lease
@@ -47,7 +47,7 @@ def run_train(configuration: "Settings", snapshot: str | None = None) -> int:
     ):
         parts = real_parts(settings, database)
         if snapshot is not None:
-            parts = reading_from(snapshot, parts, settings)
+            parts = read_from_snapshot(snapshot, parts, settings)
         cycle = run_cycle(parts, lease=lease)
     logger.info("registered a candidate", extra={"cycle": cycle.cycle_id, "version": cycle.version})
     return 0

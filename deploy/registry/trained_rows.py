@@ -82,7 +82,7 @@ class MemoryRows(TrainedRows):
         return {PARENT: str(self.parents[number])} if number in self.parents else {}
 
 
-def heirs(versions: Sequence[RegisteredVersion], trained: Sequence[int]) -> list[int]:
+def descendants(versions: Sequence[RegisteredVersion], trained: Sequence[int]) -> list[int]:
     """Versions that were trained from one of `trained`, directly or through others."""
     reached = set(trained)
     grew = True

@@ -1,4 +1,4 @@
-"""The SQLite ledger of cycles and trained rows, and the lease.
+"""The SQLite ledger of cycles, of the rows that were learned from, and of the lease.
 
-Imports `rollouts`, the configuration and `rollout_store`.
+Imports `rollouts`.
 """

@@ -1,4 +1,4 @@
-"""From a plan to an outcome on disk: the update, its MLflow run, its figures and its lineage."""
+"""Trains a planned cycle: the update, its MLflow run, its figures and its lineage."""
 
 from pathlib import Path
 
@@ -27,7 +27,13 @@ KEPT_PARENTS = 2
 
 
 def train_cycle(parts: Parts, cycle: Cycle) -> None:
-    """From the plan to an outcome folder: the update, its run and its figures."""
+    """Train the cycle and write its outcome folder.
+
+    Raises:
+        TrainingError: no update can be computed from the window.
+        WeightsError: the registry's copy of the parent is damaged or missing.
+        ServiceUnavailable: the registry or the tables do not answer.
+    """
     plan = cycle.plan
     advantages = compute_advantages(
         plan.rows, baselines=plan.baselines, decay=plan.trainer.baseline_decay
@@ -69,7 +75,7 @@ def _fetch_parent(parts: Parts, *, version: int) -> Path:
 
 
 def start_run(parts: Parts, cycle: Cycle) -> str:
-    """An MLflow run that can be found by its cycle and compared by its configuration."""
+    """Open the MLflow run of a cycle, with its id as a tag and its configuration as parameters."""
     plan = cycle.plan
     run_id = parts.tracker.start(
         cycle.cycle_id,

@@ -1,8 +1,8 @@
 """From segments of the rollout store to training sequences.
 
-A segment may hold completions that this window does not learn from (unlabelled, trained before,
-held back by consent): their tokens stay as context and are masked. Tokens after the last
-completion that is learned from are cut off.
+A segment may hold completions that are not in the window (unlabelled, already trained, without
+consent): their tokens stay as context and are masked. Tokens after the last completion of the
+window are cut off.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from onlinerl.trainer.rollouts.rows import RowKey, WindowRow
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Tokens `start` to `end` (exclusive) of a segment are one completion."""
+    """The tokens `start` to `end` (exclusive) of a segment, which are one completion."""
 
     interaction_id: str
     choice_index: int
@@ -51,18 +51,18 @@ def build_data(
     """One datum per segment that holds a row of the window.
 
     Raises:
-        TrainingError: when a row of the window is in no segment, or in two: a token would be
-            skipped or trained twice. When a logged logprob is missing or not finite.
+        TrainingError: a row of the window is in no segment or in two, so that a token would be
+            skipped or trained twice; or a logged logprob is missing or not finite.
     """
     wanted = {row.key: row for row in rows}
     data: list[Datum] = []
-    found: list[RowKey] = []
+    keys: list[RowKey] = []
     for segment in segments:
         spans = [span for span in segment.spans if span.key in wanted]
         if spans:
             data.append(_datum(segment, spans=spans, rows=wanted, advantages=advantages))
-            found += [span.key for span in spans]
-    _check_each_once(found, wanted=wanted)
+            keys += [span.key for span in spans]
+    _check_each_once(keys, wanted=wanted)
     return sorted(data, key=lambda datum: datum.segment_id)
 
 
@@ -121,10 +121,10 @@ def _behavior(segment: Segment, *, span: Span, kept: NDArray[np.bool_]) -> NDArr
     return np.where(kept, values, np.float32(0))
 
 
-def _check_each_once(found: Sequence[RowKey], *, wanted: Mapping[RowKey, WindowRow]) -> None:
-    missing = set(wanted) - set(found)
+def _check_each_once(keys: Sequence[RowKey], *, wanted: Mapping[RowKey, WindowRow]) -> None:
+    missing = set(wanted) - set(keys)
     if missing:
         raise TrainingError(f"{len(missing)} rows are in no segment, e.g. {min(missing)}")
-    if len(found) != len(wanted):
-        twice = sorted({key for key in found if found.count(key) > 1})
+    if len(keys) != len(wanted):
+        twice = sorted({key for key in keys if keys.count(key) > 1})
         raise TrainingError(f"{len(twice)} rows are in more than one segment, e.g. {twice[0]}")

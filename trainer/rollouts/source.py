@@ -1,4 +1,4 @@
-"""Where a cycle reads rollouts: the views of the rollout store, at pinned table versions."""
+"""The rollouts of a cycle, read from the rollout store at pinned table versions."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -29,7 +29,10 @@ _BATCH_ROWS = 1_000
 
 
 class RolloutSource(Protocol):
-    """Reads of one cycle; all but the first name the table versions they are made at."""
+    """Reads and holds the rollouts of a cycle.
+
+    Every method may raise ServiceUnavailable. `at` is the table versions to read.
+    """
 
     def versions(self) -> dict[str, int]:
         """The newest version of every table."""
@@ -42,7 +45,13 @@ class RolloutSource(Protocol):
     def candidates(
         self, query: WindowQuery, *, trained: Collection[RowKey], at: TableVersions
     ) -> list[Candidate]:
-        """Every completion of the policy since `query.served_after`."""
+        """Every completion of the policy since `query.served_after`, with the reason against it.
+
+        Args:
+            query: What a completion must fulfil.
+            trained: Completions that earlier cycles have learned from.
+            at: Table versions to read.
+        """
         ...
 
     def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> Iterator[Segment]:
@@ -50,11 +59,15 @@ class RolloutSource(Protocol):
         ...
 
     def hold(self, cycle_id: str, *, at: TableVersions) -> str | None:
-        """Keep these versions readable while the cycle runs; returns why they cannot be, if so."""
+        """Keep table versions readable while a cycle runs.
+
+        Returns:
+            Why they cannot be read any more; None when they are held.
+        """
         ...
 
     def release(self, cycle_id: str) -> None:
-        """The cycle reads no more."""
+        """End the hold of a cycle. Never raises: a hold ends by itself too."""
         ...
 
 
@@ -135,7 +148,7 @@ class DeltaSource(RolloutSource):
         try:
             snapshots.release(self._store, _hold_name(cycle_id), at=self._now())
         except OnlineRLError as error:  # the snapshot lapses by itself
-            logger.warning("could not release what the cycle held: %s", error)
+            logger.warning("could not release the table versions of the cycle: %s", error)
 
     def _batches(
         self,

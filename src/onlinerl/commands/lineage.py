@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from onlinerl.commands.users import hashes_of
-from onlinerl.deploy.registry.trained_rows import TrainedRows, heirs
+from onlinerl.deploy.registry.trained_rows import TrainedRows, descendants
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.erasure.erased import TABLE as ERASED
 from onlinerl.rollout_store.erasure.erased import digest
@@ -171,7 +171,7 @@ def mark_versions(store: DeltaStore, trained: TrainedRows) -> dict[int, int]:
 
 def _versions_of(trained: TrainedRows, *, subject: str, wanted: Wanted) -> Lineage:
     counts = count_in_versions(trained, wanted)
-    inherited = heirs(trained.versions(), list(counts))
+    inherited = descendants(trained.versions(), list(counts))
     lines: list[Mapping[str, object]] = [
         {"version": number, "rows": count, "how": "learned from them"}
         for number, count in counts.items()
