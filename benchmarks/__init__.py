@@ -1,1 +1,1 @@
-"""Measurements: each module prints its method and writes `results/<name>.json`."""
+"""Measurements. Each benchmark writes its method and figures to `results/<name>.json`."""

@@ -1,6 +1,6 @@
-"""How much of a conversation's prompt the engine has seen before.
+"""Measures how much of a conversation's prompt the engine has in its prefix cache.
 
-The part of `benchmarks.gateway` that needs a real model.
+This is the part of `benchmarks.gateway` that needs a real model.
 """
 
 import concurrent.futures
@@ -34,13 +34,13 @@ QUESTIONS = (
 
 
 def measure(folder: Path, *, model: Path, console: Console) -> dict[str, float]:
-    """The keys about conversations."""
+    """Run the conversations; returns the figures about them by key."""
     console.print("conversations on the real engine ...")
     place = folder / "conversations"
     place.mkdir()
     with (
         tansu(place) as broker,
-        # The smallest block of a CPU; the default is 128, that of a GPU 16.
+        # 32 is the smallest block on a CPU, where the default is 128; on a GPU it is 16.
         engine(
             place,
             model=model,
@@ -53,7 +53,7 @@ def measure(folder: Path, *, model: Path, console: Console) -> dict[str, float]:
         with gateway(place, engine=running.url, bootstrap=broker.bootstrap, model=model) as served:
             before = _cache_counters(running)
             with concurrent.futures.ThreadPoolExecutor(NUM_CONVERSATIONS) as pool:
-                spoken = list(pool.map(lambda n: _talk(served, n), range(NUM_CONVERSATIONS)))
+                transcripts = list(pool.map(lambda n: _talk(served, n), range(NUM_CONVERSATIONS)))
             queries, hits = (
                 after - first for after, first in zip(_cache_counters(running), before, strict=True)
             )
@@ -63,12 +63,12 @@ def measure(folder: Path, *, model: Path, console: Console) -> dict[str, float]:
     return {
         "prefix_cache_hit_ratio": hits / queries,
         "extension_rate": extended / (extended + anew),
-        "extension_rate_chat_template": _rendered_rate(spoken, events, model=model),
+        "extension_rate_chat_template": _rendered_rate(transcripts, events, model=model),
     }
 
 
 def _talk(served: Running, number: int) -> list[dict[str, str]]:
-    """One conversation; the messages as its client sees them."""
+    """Hold one conversation; returns the messages as its client sees them."""
     messages: list[dict[str, str]] = []
     for question in QUESTIONS[:NUM_TURNS]:
         messages.append({"role": "user", "content": f"({number}) {question}"})
@@ -88,7 +88,7 @@ def _talk(served: Running, number: int) -> list[dict[str, str]]:
 
 
 def _rendered_rate(
-    spoken: list[list[dict[str, str]]], events: list[InteractionEvent], *, model: Path
+    transcripts: list[list[dict[str, str]]], events: list[InteractionEvent], *, model: Path
 ) -> float:
     """Share of later turns whose re-rendered prompt begins with the tokens of the turn before."""
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -102,7 +102,7 @@ def _rendered_rate(
         return known[: event.prefix_length] + list(event.prompt_token_ids)
 
     exact, total = 0, 0
-    for number, messages in enumerate(spoken):
+    for number, messages in enumerate(transcripts):
         mine = [event for event in events if event.sampling.seed == number]
         for turn, event in enumerate(sorted(mine, key=lambda e: e.served_at)[:-1]):
             known = prompt(event) + list(event.choices[0].completion_token_ids)
@@ -119,8 +119,8 @@ def _cache_counters(running: Engine) -> tuple[float, float]:
         lines = response.read().decode().splitlines()
 
     def total(name: str) -> float:
-        found = [line for line in lines if line.startswith(f"vllm:{name}{{")]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+        samples = [line for line in lines if line.startswith(f"vllm:{name}{{")]
+        return sum(float(sample.rsplit(" ", 1)[1]) for sample in samples)
 
     return total("prefix_cache_queries_total"), total("prefix_cache_hits_total")
 

@@ -1,4 +1,4 @@
-"""The whole loop on the support desk; the same as `make demo`, and its figures."""
+"""The whole loop on the support desk: runs `make demo` and writes its figures."""
 
 import sys
 

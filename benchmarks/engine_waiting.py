@@ -1,7 +1,7 @@
-"""What an engine on a CPU leaves to others: `make bench NAME=engine_waiting` (about ten minutes).
+"""Measures how much CPU an engine leaves to others: `make bench NAME=engine_waiting` (ten minutes).
 
-vLLM's processes wait for each other by looking at shared memory without pause; `cpu_waiting` puts a
-pause between two looks. Both ways are measured beside a neighbour that wants one core.
+vLLM's processes wait for each other by polling shared memory without a pause. The plugin's
+`cpu_waiting` pauses between two polls. Both ways are measured beside a process that uses one core.
 """
 
 import contextlib
@@ -23,11 +23,12 @@ from tests.brokers import free_port
 from tests.models import tiny_model
 
 METHOD = """\
-vLLM serves a model of a few layers with random weights, with the plugin of onlinerl and without
-(VLLM_PLUGINS), {rounds} times in turn, a new process each time. Two callers ask without pause for
-200 tokens, {load_s:g} s alone and {load_s:g} s beside a neighbour: one Python process that counts.
-answers_ratio_*: answers a second with pauses over those without. neighbour_*: what the neighbour
-counts over what it counts on the idle machine. Medians over the rounds."""
+vLLM serves a model of a few layers with random weights, with the plugin of onlinerl and without it
+(VLLM_PLUGINS), {rounds} times alternately, in a new process each time. Two callers request 200
+tokens without pause, {load_s:g} s alone and {load_s:g} s beside a neighbour, which is one Python
+process that counts. answers_ratio_*: answers per second with pauses divided by those without.
+neighbour_*: the neighbour's count divided by its count on the idle machine. Medians over the
+rounds."""
 ROUNDS = 3
 LOAD_S = 15.0
 COUNT = """
@@ -43,7 +44,7 @@ console = Console()
 
 @contextlib.contextmanager
 def engine(model: Path, *, with_pauses: bool) -> Iterator[Running]:
-    """An engine without a gateway, with our plugin or with none."""
+    """An engine without a gateway, with our plugin or without any."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--port", str(port), "--max-model-len", "512", "--max-num-seqs", "8"]
@@ -57,7 +58,7 @@ def engine(model: Path, *, with_pauses: bool) -> Iterator[Running]:
 
 
 def answers_per_s(served: Running, model: Path) -> float:
-    """Two callers without pause."""
+    """Answers per second to two callers who ask without pause."""
     until, counts = time.monotonic() + LOAD_S, [0, 0]
     body = {"model": str(model), "prompt": "Once", "max_tokens": 200, "ignore_eos": True}
 
@@ -82,41 +83,41 @@ def answers_per_s(served: Running, model: Path) -> float:
 
 
 def neighbour() -> "subprocess.Popen[str]":
-    """Counts for `LOAD_S`."""
+    """Start a process that counts for `LOAD_S`."""
     command = [sys.executable, "-c", COUNT, str(LOAD_S)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def counted(process: "subprocess.Popen[str]") -> int:
-    """How far a neighbour came."""
+def final_count(process: "subprocess.Popen[str]") -> int:
+    """Wait for a neighbour to end; returns its count."""
     return int(process.communicate(timeout=10 * LOAD_S)[0])
 
 
 def measure(model: Path, *, with_pauses: bool) -> dict[str, float]:
-    """One engine, alone and beside a neighbour."""
-    idle = counted(neighbour())
+    """Measure one engine, alone and beside a neighbour."""
+    idle = final_count(neighbour())
     with engine(model, with_pauses=with_pauses) as served:
         answers_per_s(served, model)  # warm
         alone = answers_per_s(served, model)
         beside = neighbour()
         shared = answers_per_s(served, model)
-        count = counted(beside)
+        count = final_count(beside)
     return {"alone_per_s": alone, "shared_per_s": shared, "neighbour": count / idle}
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write `results/engine_waiting.json`."""
     model = tiny_model()
     rows: list[dict[str, object]] = []
     medians: dict[bool, dict[str, float]] = {}
-    found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+    by_way: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for number in range(ROUNDS):
         for with_pauses in (False, True):
             figures = measure(model, with_pauses=with_pauses)
-            found[with_pauses].append(figures)
+            by_way[with_pauses].append(figures)
             rows.append({"round": number, "with_pauses": with_pauses, **figures})
             console.print(rows[-1])
-    for with_pauses, each in found.items():
+    for with_pauses, each in by_way.items():
         medians[with_pauses] = {
             key: statistics.median(figures[key] for figures in each) for key in each[0]
         }
@@ -133,7 +134,7 @@ def main() -> None:
         method=METHOD.format(rounds=ROUNDS, load_s=LOAD_S).replace("\n", " "),
         figures=figures,
         series={"rounds": rows},
-        notes="No target was set; this is why the plugin pauses.",
+        notes="There is no target; the figures justify the pauses of the plugin.",
     )
 
 

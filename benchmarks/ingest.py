@@ -1,8 +1,8 @@
-"""How fast ingest drains a backlog, beside a bare loop that only polls and parses JSON.
+"""Measures how fast ingest drains a backlog, compared with a loop that only polls and parses JSON.
 
-`python -m benchmarks.ingest` starts a broker of its own (Apache Kafka where `ONLINERL_TEST_KAFKA`
-names a launcher, else Tansu), fills it, and lets a bare loop and `onlinerl ingest --once` drain it
-in turns, each in a process of its own with empty tables.
+`python -m benchmarks.ingest` starts its own broker (Apache Kafka if `ONLINERL_TEST_KAFKA` names a
+launcher, else Tansu) and fills it. A bare loop and `onlinerl ingest --once` then drain it
+alternately, each in a new process with empty tables.
 """
 
 import argparse
@@ -35,13 +35,13 @@ NUM_PROMPT_TOKENS, NUM_SAMPLED_TOKENS = 70, 80
 TARGET_ROWS_PER_S, TARGET_RATIO, TARGET_RSS_MIB = 5_000, 0.5, 600
 METHOD = """\
 {broker} on the same machine holds {records} interactions of {size:.0f} bytes (70 prompt and 80
-sampled tokens, zstd batches of 512 KiB as the gateway ships them). In turns, {rounds} times: (a) a
-bare kafka-python poll loop that calls json.loads on every value; (b) `onlinerl ingest --once` into
-empty tables on local disk, which exist already. Each is a process of its own; the time starts
+sampled tokens, zstd batches of 512 KiB as the gateway ships them). Alternately, {rounds} times: (a)
+a bare kafka-python poll loop that calls json.loads on every value; (b) `onlinerl ingest --once`
+into empty tables on local disk, which exist already. Each runs in its own process. The time starts
 before the first connection and ends after the last record, for (b) after the last commit. Both
 check CRCs: {crcs} (kafka-python needs the package crc32c to do that quickly). rows_per_s and
-ratio_vs_bare_loop are medians, the ratio that of neighbours. rss_peak_mib is the highest resident
-size of (b) over all rounds{long}."""
+ratio_vs_bare_loop are medians; each ratio compares two runs that followed each other. rss_peak_mib
+is the highest resident size of (b) over all rounds{long}."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def rate(self) -> float:
-        """Records a second."""
+        """Records per second."""
         return self.records / self.seconds
 
 
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def measure(broker: Broker, folder: Path, arguments: argparse.Namespace) -> None:
-    """Fill, drain in turns, report."""
+    """Fill the broker, drain it alternately, and report."""
     templates = make_templates()
     fill(broker.bootstrap, templates, range(arguments.records))
     bare: list[Run] = []
@@ -164,7 +164,7 @@ def report(
 
 
 def in_a_process(what: str, broker: Broker, folder: Path) -> Run:
-    """Drain the backlog in a new process."""
+    """Drain the backlog in a new process; `what` is `bare` or `ingest`."""
     folder.mkdir()
     command = [sys.executable, "-m", "benchmarks.ingest", "--drain", what]
     command += ["--bootstrap", broker.bootstrap, "--folder", str(folder)]
@@ -173,7 +173,7 @@ def in_a_process(what: str, broker: Broker, folder: Path) -> Run:
 
 
 def drain_bare(bootstrap: str, folder: Path) -> Run:
-    """Poll to the end and parse every value; the consumer is set up like that of ingest."""
+    """Poll to the end and parse every value, with a consumer configured like that of ingest."""
     from kafka import KafkaConsumer, TopicPartition
 
     started, cpu = time.perf_counter(), time.process_time()
@@ -201,7 +201,7 @@ def drain_bare(bootstrap: str, folder: Path) -> Run:
 
 
 def drain_into_tables(bootstrap: str, folder: Path) -> Run:
-    """What `onlinerl ingest --once` does, timed."""
+    """Run `onlinerl ingest --once` and time it and its commits."""
     from onlinerl.ingest.main import run_ingest
     from onlinerl.settings import load
 
@@ -229,20 +229,20 @@ def drain_into_tables(bootstrap: str, folder: Path) -> Run:
 
 
 def count_rows(root: str) -> int:
-    """Rows of the table, by its log."""
+    """Number of rows in the table `interactions`, from its log."""
     actions = DeltaStore(root).delta("interactions").get_add_actions(flatten=True)
     return sum(actions["num_records"].to_pylist())
 
 
 def check(folder: Path, expected: int) -> None:
-    """Every record is there once."""
+    """Assert that every record is in the table exactly once."""
     ids = DeltaStore(str(folder / "store")).dataset("interactions").to_table(["interaction_id"])
-    found = len(ids["interaction_id"].unique())
-    assert (ids.num_rows, found) == (expected, expected), f"{ids.num_rows} rows, {found} ids"
+    num_ids = len(ids["interaction_id"].unique())
+    assert (ids.num_rows, num_ids) == (expected, expected), f"{ids.num_rows} rows, {num_ids} ids"
 
 
 def rss_peak_mib() -> float:
-    """Highest resident size of this process so far."""
+    """Highest resident size of this process so far, MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) / 1024
@@ -250,7 +250,7 @@ def rss_peak_mib() -> float:
 
 
 def make_templates() -> list[bytes]:
-    """Interactions that differ in every token; the first 8 digits of their id are filled in."""
+    """Events with random tokens; `ship` replaces the first 8 digits of their ids."""
     rng = np.random.default_rng(0)
     return [
         interaction(
@@ -275,7 +275,7 @@ def make_templates() -> list[bytes]:
 
 
 def fill(bootstrap: str, templates: list[bytes], numbers: range) -> None:
-    """Ship an event per number as the gateway does, from two processes."""
+    """Produce an event per number, as the gateway does, from two processes."""
     ensure_topics(BrokerConfig(bootstrap=bootstrap))
     began = time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
@@ -293,7 +293,7 @@ def fill(bootstrap: str, templates: list[bytes], numbers: range) -> None:
 
 
 def ship(bootstrap: str, templates: list[bytes], numbers: range) -> None:
-    """Produce events with ids of their own, with a bound on what is on its way."""
+    """Produce events with distinct ids, with a bound on those that are not acknowledged yet."""
     from kafka import KafkaProducer
 
     producer = KafkaProducer(

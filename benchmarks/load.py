@@ -1,4 +1,4 @@
-"""Requests to a chat endpoint, timed: one at a time or many at once."""
+"""Timed requests to a chat endpoint, one at a time or many at once."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ MESSAGES = [{"role": "user", "content": "How do I reset my password?"}]
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Something that answers a POST with an answer or a stream of server-sent events."""
+    """A server that answers a POST with a body or a stream of server-sent events."""
 
     name: str
     url: str
@@ -23,7 +23,7 @@ class Target:
 
 
 def chat_target(name: str, url: str, *, stream: bool) -> Target:
-    """A chat request of 100 tokens."""
+    """A chat request for 100 tokens."""
     return Target(
         name=name,
         url=f"{url}/v1/chat/completions",
@@ -34,23 +34,24 @@ def chat_target(name: str, url: str, *, stream: bool) -> Target:
 
 @dataclass(kw_only=True)
 class Timings:
-    """What a run of requests took, milliseconds."""
+    """The timings of a run of requests."""
 
     total_ms: list[float] = field(default_factory=list)
+    """Time to the end of each answer, milliseconds."""
     first_ms: list[float] = field(default_factory=list)
-    """To the first byte of the body."""
+    """Time to the first byte of each body, milliseconds."""
     ids: list[str] = field(default_factory=list)
-    """Interaction ids, where the target says them."""
+    """Interaction ids, empty where the target sends none."""
     errors: list[str] = field(default_factory=list)
     wall_s: float = 0.0
 
     @property
     def per_s(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return len(self.total_ms) / self.wall_s
 
     def add(self, other: "Timings") -> None:
-        """Take in another run."""
+        """Add the timings of another run."""
         self.total_ms += other.total_ms
         self.first_ms += other.first_ms
         self.ids += other.ids
@@ -65,7 +66,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def run(target: Target, *, num_requests: int, concurrency: int) -> Timings:
-    """Ask `num_requests` times, `concurrency` at once; the connections are warm after the first."""
+    """Send `num_requests` requests, `concurrency` at once, over connections that are reused."""
     timings = Timings()
     left = iter(range(num_requests))
     connector = aiohttp.TCPConnector(limit=0)
@@ -95,7 +96,7 @@ async def _one(http: aiohttp.ClientSession, target: Target, timings: Timings) ->
                 timings.errors.append(f"{response.status}: {end!r}")
                 return
             if target.body.get("stream") and b"[DONE]" not in end:
-                timings.errors.append(f"cut: {end!r}")
+                timings.errors.append(f"the stream was cut off: {end!r}")
                 return
             timings.ids.append(response.headers.get("x-onlinerl-interaction-id", ""))
     except (aiohttp.ClientError, TimeoutError) as error:

@@ -1,8 +1,8 @@
-"""An engine without a model: replays what a real vLLM sent, chunk by chunk, as fast as it can.
+"""An engine without a model that replays recorded answers of vLLM, chunk by chunk.
 
-`python -m benchmarks.mock_engine PORT [STEP_S]`; with a step, that long passes before each chunk.
-It answers the gateway's route and, for a proxy that speaks OpenAI's protocol to its upstream, that
-route too. Recordings: `python -m benchmarks.record`.
+`python -m benchmarks.mock_engine PORT [STEP_S]` waits `STEP_S` seconds before each chunk, by
+default not at all. It answers the route that the gateway uses and OpenAI's chat route, which a
+proxy uses. `python -m benchmarks.record` makes the recordings.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def _replay(request: web.Request, recording: list[bytes]) -> web.StreamRes
     response = web.StreamResponse(headers={"content-type": "text/event-stream"})
     await response.prepare(request)
     for event in recording:
-        # A turn of the loop between two writes, so that chunks leave one by one as from an engine.
+        # Yield to the loop between two writes, so that chunks leave one by one as from an engine.
         await asyncio.sleep(step_s)
         await response.write(event)
     await response.write_eof()
@@ -64,12 +64,12 @@ async def chat(request: web.Request) -> web.StreamResponse:
 
 
 async def healthy(_: web.Request) -> web.Response:
-    """Whatever is asked for, all is well."""
+    """An empty answer with status 200."""
     return web.json_response({})
 
 
 async def weight_info(_: web.Request) -> web.Response:
-    """As the recording says."""
+    """The version id of the recording."""
     return web.json_response({"weight_version": "assistant/1"})
 
 

@@ -1,4 +1,4 @@
-"""The processes that a benchmark of the gateway starts, each ended with its block."""
+"""The processes that a benchmark of the gateway starts; each ends with its `with` block."""
 
 import contextlib
 import hashlib
@@ -44,15 +44,15 @@ class Running:
     def metric(self, name: str, label: str = "") -> float:
         """Sum of a Prometheus metric over the label sets that contain `label`."""
         lines = self.get("/metrics").decode().splitlines()
-        found = [
+        samples = [
             line for line in lines if line.startswith((f"{name} ", f"{name}{{")) and label in line
         ]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in found)
+        return sum(float(sample.rsplit(" ", 1)[1]) for sample in samples)
 
 
 @contextlib.contextmanager
 def mock_engine(*, step_s: float = 0.0) -> Iterator[Running]:
-    """`benchmarks.mock_engine`."""
+    """A process of `benchmarks.mock_engine`, which waits `step_s` seconds before each chunk."""
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.mock_engine", str(port), str(step_s)]
     with server(command, port=port, path="/health") as running:
@@ -63,7 +63,7 @@ def mock_engine(*, step_s: float = 0.0) -> Iterator[Running]:
 def gateway(
     folder: Path, *, engine: str, bootstrap: str, model: Path, max_in_flight: int = 2048
 ) -> Iterator[Running]:
-    """`onlinerl gateway` with one key and the default spool."""
+    """A process of `onlinerl gateway` with one API key and the default spool."""
     port = free_port()
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     config = folder / "onlinerl.toml"
@@ -91,7 +91,7 @@ max_in_flight = {max_in_flight}
 
 @contextlib.contextmanager
 def litellm(folder: Path, *, engine: str) -> Iterator[Running]:
-    """The LiteLLM proxy in an environment of its own, made once below `.cache`; one worker."""
+    """The LiteLLM proxy with one worker; its environment is made once, below `.cache`."""
     environment = REPOSITORY / ".cache" / "litellm"
     program = environment / "bin" / "litellm"
     if not program.exists():
@@ -116,7 +116,7 @@ general_settings: {{master_key: {KEY}}}
 
 
 def litellm_version() -> str:
-    """Of the environment that `litellm` made."""
+    """Version of LiteLLM in the environment that `litellm` made."""
     python = REPOSITORY / ".cache" / "litellm" / "bin" / "python"
     code = "import importlib.metadata as m; print(m.version('litellm'))"
     answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -133,7 +133,7 @@ def server(
     env: dict[str, str] | None = None,
     timeout_s: float = 120,
 ) -> Iterator[Running]:
-    """A process that answers `path` with 200 when it is ready; told to stop at the end."""
+    """Start a process, wait until it answers `path` with 200, and terminate it at the end."""
     with log.open("wb") if log else contextlib.nullcontext(subprocess.DEVNULL) as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, env=os.environ | (env or {}), cwd=REPOSITORY
@@ -152,17 +152,17 @@ def server(
 
 
 def wait_until_shipped(served: Running, *, timeout_s: float = 180) -> None:
-    """Until the log has taken everything."""
+    """Wait until the gateway has shipped its whole spool to the broker."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         time.sleep(0.5)
         if json.loads(served.get("/health/ready"))["backlog_bytes"] == 0:
             return
-    raise RuntimeError("the spool did not empty")
+    raise RuntimeError(f"the spool was not empty after {timeout_s:g} s")
 
 
 def logged_ids(bootstrap: str, *, timeout_s: float = 60) -> list[str]:
-    """Interaction ids in the log."""
+    """All interaction ids in the broker."""
     values = read_log(bootstrap, INTERACTIONS_TOPIC, timeout_s=timeout_s)
     return [json.loads(value)["interaction_id"] for value in values]
 
@@ -174,5 +174,5 @@ def _wait(running: Running, path: str, *, timeout_s: float, log: Path | None) ->
             running.get(path)
             return
         time.sleep(0.1)
-    told = log.read_text(errors="replace")[-3000:] if log else ""
-    raise RuntimeError(f"{running.process.args!r} is not ready: {told}")
+    output = log.read_text(errors="replace")[-3000:] if log else ""
+    raise RuntimeError(f"{running.process.args!r} is not ready: {output}")

@@ -1,4 +1,4 @@
-"""Records what a real vLLM sends for a 100-token answer, for `benchmarks.mock_engine`.
+"""Records a 100-token answer of a real vLLM for `benchmarks.mock_engine`.
 
 `python -m benchmarks.record` starts an engine on the demo's model (about a minute on two cores).
 """
@@ -20,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "Write a long story about a support desk
 
 
 def main() -> None:
-    """Write the recordings."""
+    """Make the recordings and write them to `benchmarks/recorded/`."""
     model = smollm2()
     with (
         tempfile.TemporaryDirectory() as folder,

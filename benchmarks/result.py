@@ -1,4 +1,4 @@
-"""The one format of a measurement, so that versions of the project can be compared by key."""
+"""The common format of results, so that versions of the project can be compared by key."""
 
 import importlib.metadata
 import json
@@ -23,14 +23,14 @@ def write_result(
     series: Mapping[str, Sequence[object]],
     notes: str,
 ) -> None:
-    """Write a result as JSON; its name is the file's.
+    """Write a result as JSON.
 
     Args:
-        path: Ends in `<name>.json`.
-        method: How the figures were measured, for somebody who would repeat it.
-        figures: Numbers by a key that stays.
-        series: Lists of rows behind the figures.
-        notes: What was not reached, and why.
+        path: The file, `<name>.json`; its stem is the name of the result.
+        method: How the figures were measured, in enough detail to repeat it.
+        figures: Numbers by key; keys never change.
+        series: Lists of rows from which the figures were computed.
+        notes: Targets that were not reached, and why.
     """
     document = {
         "name": path.stem,
@@ -70,10 +70,10 @@ def _processor() -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in VERSIONS_OF:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,9 +1,9 @@
-"""Rollouts and feedback as they look in production, made in bulk for benchmarks.
+"""Synthetic rollouts and feedback that resemble production, in bulk.
 
-Token ids are drawn from a Zipf-Mandelbrot law over SmolLM2's 49,152 ids, independent of each other,
-which compresses worse than real text does. Logprobs are those of a sharp chat model: three of five
-tokens are nearly certain (log-normal around -e^-6), the others exponential with mean 1.2 nats.
-Identifiers hold as many random bits as UUIDv7 do.
+Token ids are drawn independently from a Zipf-Mandelbrot law over SmolLM2's 49,152 ids, so they
+compress worse than real text. Logprobs resemble those of a sharp chat model: three of five tokens
+are nearly certain (log-normal around -e^-6), the others are exponential with mean 1.2 nats.
+Identifiers have as many random bits as UUIDv7.
 """
 
 from collections.abc import Sequence
@@ -27,21 +27,23 @@ _CUMULATIVE /= _CUMULATIVE[-1]
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Requests of many sessions, one after the other within a session."""
+    """Requests of many sessions; those of a session follow each other."""
 
     interaction_ids: NDArray[np.str_]
     session_ids: NDArray[np.str_]
     num_prompt: NDArray[np.int64]
     """New prompt tokens of each turn."""
     num_sampled: NDArray[np.int64]
+    """Sampled tokens of each turn."""
     turn: NDArray[np.int64]
-    """0 for the first of a session."""
+    """Number of the turn within its session, from 0."""
     prefix_length: NDArray[np.int64]
+    """Tokens of the session before each turn."""
     served_at: NDArray[np.datetime64]
 
 
 def random_ids(random: np.random.Generator, count: int, *, first: int = 0) -> NDArray[np.str_]:
-    """UUIDv7-like: time in front, 74 random bits after it."""
+    """Ids like UUIDv7: a time, then 74 random bits."""
     bits = random.integers(0, 1 << 37, (count, 2))
     return np.array(
         [
@@ -52,14 +54,14 @@ def random_ids(random: np.random.Generator, count: int, *, first: int = 0) -> ND
 
 
 def token_ids(random: np.random.Generator, count: int) -> NDArray[np.int32]:
-    """Ids by frequency rank, scattered over the vocabulary."""
+    """Token ids by Zipf-Mandelbrot frequency; frequent ids are scattered over the vocabulary."""
     scatter = np.random.default_rng(7).permutation(VOCABULARY).astype(np.int32)
     ranks = np.searchsorted(_CUMULATIVE, random.random(count), side="right")
     return np.asarray(scatter[ranks], dtype=np.int32)
 
 
 def logprobs(random: np.random.Generator, count: int) -> NDArray[np.float32]:
-    """Natural-log probabilities of sampled tokens."""
+    """Logprobs of sampled tokens, nats."""
     sure = -random.lognormal(-6.0, 2.5, count)
     unsure = -random.exponential(1.2, count)
     drawn = np.where(random.random(count) < 0.6, sure, unsure)
@@ -77,7 +79,7 @@ def make_turns(
     first: int = 0,
     start: datetime = START,
 ) -> Turns:
-    """Sessions of `turns` requests; lengths vary by half around their means."""
+    """Sessions of `turns` requests; numbers of tokens vary by half around the given means."""
     count = num_sessions * turns
     turn = np.tile(np.arange(turns), num_sessions)
     num_prompt = random.integers(prompt // 2, prompt * 3 // 2 + 1, count)
@@ -133,7 +135,7 @@ def interactions_table(
 def feedback_table(
     random: np.random.Generator, turns: Turns, *, num_rows: int, ingest_day: datetime
 ) -> pa.Table:
-    """Feedback on these turns by users, judges and verifiers; one in ten is about a session."""
+    """Feedback on the turns by users, judges and verifiers; one row in ten is about a session."""
     target = random.integers(0, len(turns.turn), num_rows)
     about_session = random.random(num_rows) < 0.1
     given = turns.served_at[target] + random.integers(1, 3_000, num_rows).astype("timedelta64[s]")
@@ -219,10 +221,10 @@ def _null_where(missing: NDArray[np.bool_], values: NDArray[np.str_]) -> pa.Arra
 
 
 def batches(table: pa.Table, size: int) -> Sequence[pa.Table]:
-    """Slices as ingest commits them."""
+    """The table in slices of at most `size` rows, as ingest commits them."""
     return [table.slice(at, size) for at in range(0, table.num_rows, size)]
 
 
 def days_after(days: int) -> datetime:
-    """A day of the benchmark."""
+    """The time `days` after the start of the synthetic data."""
     return START + timedelta(days=days)

@@ -1,6 +1,6 @@
 """Ten minutes without a broker, under load: `make bench NAME=sink_dead` (about 17 minutes).
 
-Latency and memory of the gateway over time, before, while and after the broker hangs.
+Measures latency and memory of the gateway before, while and after the broker hangs.
 """
 
 import asyncio
@@ -28,19 +28,18 @@ from tests.models import smollm2
 
 METHOD = """\
 One machine; load generator, engine, gateway and broker (Tansu) share its cores. {concurrency}
-callers ask without pause for streamed answers of 100 tokens, which the engine replays with a pause
+callers request streamed answers of 100 tokens without pause, which the engine replays with a pause
 of {step_ms:g} ms between chunks. The broker works for {healthy_s:g} s, hangs (SIGSTOP) for
-{dead_s:g} s, and works again for {healthy_s:g} s while what waits is shipped; then the load ends
-and the spool empties. Ratios compare all requests of the dead time, or of its last two minutes,
-with those of the healthy time before. Memory is the gateway's resident size at the end of the dead
-time against that at its start. Rows missing: ids of answers that the topic does not hold at the
-end."""
+{dead_s:g} s, and works again for {healthy_s:g} s while waiting events are shipped; then the load
+ends and the spool empties. Ratios compare all requests of the dead time, or of its last two
+minutes, with those of the healthy time before. Memory is the growth of the gateway's resident size
+over the dead time. Rows missing: ids of answers that are not in the topic at the end."""
 CONCURRENCY = 32
 STEP_S = 0.002
 HEALTHY_S = 120.0
 DEAD_S = 600.0
 WARM_UP_S = 60.0
-"""Not counted: what is remembered of conversations fills up."""
+"""Seconds of load before the measurement, in which the gateway's memory of conversations fills."""
 ROUND_REQUESTS = 640
 
 console = Console()
@@ -48,20 +47,20 @@ console = Console()
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """Some seconds of load."""
+    """A few seconds of load."""
 
     phase: str
     ended_s: float
-    """Since the load began."""
+    """Seconds since the load began."""
     timings: Timings
     rss_mib: float
     backlog_mib: float
 
 
 def rounds(served: Running, phase: str, *, seconds: float, began: float) -> list[Round]:
-    """Load for so long, in rounds of a few seconds."""
+    """Load the gateway for `seconds`, in rounds of a few seconds."""
     target = chat_target("gateway.stream", served.url, stream=True)
-    found: list[Round] = []
+    done: list[Round] = []
     until = time.monotonic() + seconds
     with Progress(console=console) as progress:
         task = progress.add_task(phase, total=seconds)
@@ -69,7 +68,7 @@ def rounds(served: Running, phase: str, *, seconds: float, began: float) -> list
             progress.update(task, completed=seconds - left)
             timings = asyncio.run(run(target, num_requests=ROUND_REQUESTS, concurrency=CONCURRENCY))
             backlog = json.loads(served.get("/health/ready"))["backlog_bytes"]
-            found.append(
+            done.append(
                 Round(
                     phase=phase,
                     ended_s=time.monotonic() - began,
@@ -78,19 +77,19 @@ def rounds(served: Running, phase: str, *, seconds: float, began: float) -> list
                     backlog_mib=backlog / 2**20,
                 )
             )
-    return found
+    return done
 
 
-def together(found: list[Round]) -> Timings:
-    """All requests of some rounds."""
+def together(some: list[Round]) -> Timings:
+    """The timings of all requests of some rounds."""
     timings = Timings()
-    for each in found:
+    for each in some:
         timings.add(each.timings)
     return timings
 
 
 def main() -> None:
-    """Measure, print, draw, write."""
+    """Measure, print, and write `results/sink_dead.json` and `.png`."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with (
@@ -137,13 +136,13 @@ def main() -> None:
             concurrency=CONCURRENCY, step_ms=STEP_S * 1000, healthy_s=HEALTHY_S, dead_s=DEAD_S
         ).replace("\n", " "),
         figures=figures,
-        series={"rounds": [row_of(each) for each in [*warm, *before, *dead, *after]]},
+        series={"rounds": [series_row(each) for each in [*warm, *before, *dead, *after]]},
         notes=notes(figures),
     )
 
 
-def row_of(each: Round) -> dict[str, object]:
-    """A round, for the series."""
+def series_row(each: Round) -> dict[str, object]:
+    """A round, for the series of the result."""
     return {
         "phase": each.phase,
         "ended_s": round(each.ended_s, 1),
@@ -154,18 +153,18 @@ def row_of(each: Round) -> dict[str, object]:
     }
 
 
-def draw(found: list[Round], path: Path) -> None:
-    """Latency, memory and backlog over time; the dead time is grey."""
+def draw(load: list[Round], path: Path) -> None:
+    """Draw latency, memory and backlog over time, with the dead time in grey."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
-    at_s = [each.ended_s for each in found]
+    at_s = [each.ended_s for each in load]
     for share, label in ((0.5, "p50"), (0.99, "p99")):
-        upper.plot(at_s, [percentile(e.timings.total_ms, share) for e in found], label=label)
+        upper.plot(at_s, [percentile(e.timings.total_ms, share) for e in load], label=label)
     upper.set(ylabel="latency of an answer, ms", ylim=(0, None))
-    lower.plot(at_s, [each.rss_mib for each in found], label="resident memory of the gateway")
-    lower.plot(at_s, [each.backlog_mib for each in found], label="events waiting on disk")
+    lower.plot(at_s, [each.rss_mib for each in load], label="resident memory of the gateway")
+    lower.plot(at_s, [each.backlog_mib for each in load], label="events waiting on disk")
     lower.set(xlabel="seconds", ylabel="MiB", ylim=(0, None))
-    dead_s = [each.ended_s for each in found if each.phase == "dead"]
+    dead_s = [each.ended_s for each in load if each.phase == "dead"]
     for axes in (upper, lower):
         axes.axvspan(dead_s[0], dead_s[-1], color="0.9", label="broker hangs")
         axes.legend()
@@ -173,7 +172,7 @@ def draw(found: list[Round], path: Path) -> None:
 
 
 def notes(figures: dict[str, float]) -> str:
-    """What was not reached."""
+    """A sentence about the targets that were not reached."""
     targets = {
         "p99_ratio_sink_dead": (figures["p99_ratio_sink_dead"] <= 1.1, "at most 1.1"),
         "errors": (figures["errors"] == 0, "0"),

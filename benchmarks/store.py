@@ -1,4 +1,4 @@
-"""The rollout store: bytes per token, reading a window, joining rewards. See `METHOD`."""
+"""Measures the rollout store: bytes per token, reading a window, joining rewards; see `METHOD`."""
 
 import json
 import math
@@ -39,30 +39,30 @@ from onlinerl.trainer.rollouts.source import DeltaSource
 METHOD = """\
 Synthetic rollouts (benchmarks/rollouts.py: Zipf ids over 49,152, logprobs of a sharp chat model,
 random UUIDs), committed through DeltaStore.append in batches of 5,000 rows as ingest commits them.
-Storage: 500 sessions of ten turns, 300 + 60 prompt tokens then 60 a turn, 200 sampled. Bytes per
+Storage: 500 sessions of ten turns, 300 + 60 prompt tokens, then 60 per turn, 200 sampled. Bytes per
 sampled token are the Parquet column chunks of ids, logprobs and version spans. The whole table is
-compared with JSONL of the same rows, numbers as Python's json writes what an engine returns, and
+compared with JSONL of the same rows, with numbers as Python's json writes those of an engine, and
 with JSONL in which every turn repeats its full prompt.
 Window: the newest 100,000 of 150,000 interactions (20 M sampled tokens) into Arrow batches with
-window.read_window, from opening the table to the last batch, against pyarrow.parquet reading the
-same files bare. Medians of five alternating runs after a warm-up. The same rows through the SQL
-view, and the training segments built of them, are in the series.
+window.read_window, from opening the table to the last batch, compared with pyarrow.parquet on the
+same files. Medians of five alternating runs after a warm-up. The series also holds the same rows
+through the SQL view, and the training segments built from them.
 Training data: 10,000 completions in 1,000 conversations (2 M sampled of 2.9 M tokens), from the
-tables to the arrays that the trainer's backend is given; fresh processes, medians of three. Bytes
-per token are the highest resident memory above that before the read, query engine included.
-Rewards: feedback (two metrics, three sources, one in ten on a session) on a tenth as many
-interactions, from 10,000 to 1,000,000 rows, all rewards into Arrow, a fresh process for each run;
+tables to the arrays that the trainer's backend is given; new processes, medians of three. Bytes per
+token are the highest resident memory above that before the read, query engine included.
+Rewards: feedback (two metrics, three sources, one row in ten on a session) on a tenth as many
+interactions, from 10,000 to 1,000,000 rows, all rewards into Arrow, in a new process for each run;
 medians of three, and the highest peak of a process, libraries included. The exponent is the slope
 of log time over log rows."""
 
 NOTES = """\
-Token ids drawn independently compress worse than text does, so bytes per token are an upper bound
-for the same vocabulary. An engine's JSON has 17 digits a logprob; against JSONL with the 9 that a
-float32 needs (series, jsonl_float32_digits) the table is 3.7 times smaller, not 4. The disk is
-local and the files are in the page cache: the ratio is about CPU, not about an object store. The
+Token ids drawn independently compress worse than text, so bytes per token are an upper bound for
+the same vocabulary. An engine's JSON has 17 digits per logprob; compared with JSONL with the 9 that
+a float32 needs (series, jsonl_float32_digits), the table is 3.7 times smaller, not 4. The disk is
+local and the files are in the page cache, so the ratio measures CPU and not an object store. The
 SQL view takes about three times as long as pyarrow.parquet (series), because every value passes
-through the query engine. The reward join starts with opening the tables, which flattens the curve
-at the small end; the series holds each size."""
+through the query engine. The time of a reward join includes opening the tables, which flattens the
+curve at small sizes; the series holds each size."""
 
 SAMPLED_COLUMNS = ("completion_token_ids", "logprobs", "version_spans")
 JOIN_SIZES = (10_000, 31_600, 100_000, 316_000, 1_000_000)
@@ -94,7 +94,7 @@ class Storage:
 
 
 def measure_storage(folder: Path, *, num_sessions: int) -> Storage:
-    """Write the workload in three ways."""
+    """Write the workload as tables and as JSONL in three ways."""
     random = np.random.default_rng(0)
     turns = make_turns(random, num_sessions=num_sessions, turns=10)
     rows = interactions_table(random, turns, ingest_day=START)
@@ -124,12 +124,12 @@ def measure_storage(folder: Path, *, num_sessions: int) -> Storage:
 
 
 def _json_rows(rows: pa.Table) -> Sequence[dict[str, Any]]:
-    found: list[dict[str, Any]] = rows.to_pylist()
-    return found
+    dictionaries: list[dict[str, Any]] = rows.to_pylist()
+    return dictionaries
 
 
 def _shortest(row: dict[str, Any]) -> dict[str, Any]:
-    """Logprobs with the fewest digits that read back as the same float32."""
+    """The row with the fewest digits per logprob that read back as the same float32."""
     return row | {"logprobs": [float(str(np.float32(value))) for value in row["logprobs"]]}
 
 
@@ -153,7 +153,7 @@ def _files(store: DeltaStore, table: str) -> list[Path]:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRead:
-    """Seconds of each run."""
+    """Seconds of each run, by way of reading."""
 
     window: list[float]
     bare: list[float]
@@ -164,7 +164,7 @@ class WindowRead:
 
 
 def measure_window(folder: Path, *, num_interactions: int) -> WindowRead:
-    """Read the newest two thirds of a table through the views, and their files bare."""
+    """Read the newest two thirds of a table in several ways, and their files with pyarrow alone."""
     store = DeltaStore(str(folder / "window"))
     store.create()
     random = np.random.default_rng(1)
@@ -231,7 +231,7 @@ def _timed(work: Callable[[], int]) -> float:
 
 
 def measure_training_read(folder: Path, *, num_sessions: int) -> tuple[float, float]:
-    """Median seconds and peak bytes, both per token, of fresh processes that read a window."""
+    """Median seconds and peak bytes, both per token, of new processes that read a window."""
     store = DeltaStore(str(folder / "training"))
     store.create()
     random = np.random.default_rng(3)
@@ -267,7 +267,7 @@ SELECT interaction_id, choice_index, session_id, tenant, 1.0 AS reward, 1 AS ver
 
 
 def measure_join(folder: Path, *, num_rows: int) -> tuple[float, float]:
-    """Median seconds and peak MiB of fresh processes that join `num_rows` of feedback."""
+    """Median seconds and peak MiB of new processes that join `num_rows` of feedback."""
     store = DeltaStore(str(folder / f"join-{num_rows}"))
     store.create()
     random = np.random.default_rng(2)
@@ -278,7 +278,7 @@ def measure_join(folder: Path, *, num_rows: int) -> tuple[float, float]:
     given = feedback_table(random, turns, num_rows=num_rows, ingest_day=START)
     for batch in batches(given, 50_000):
         store.append("feedback", batch)
-    # Spawned: a fork would inherit what this process holds, and delta-rs does not survive one.
+    # Spawned: a fork would inherit this process's memory, and delta-rs does not survive a fork.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         runs = [pool.apply(_join, (store.root, num_rows // 10)) for _ in range(JOIN_REPEATS)]
     return statistics.median(seconds for seconds, _ in runs), max(peak for _, peak in runs)
@@ -296,7 +296,7 @@ def _join(root: str, at_least: int) -> tuple[float, float]:
 
 
 def _peak_mib() -> float:
-    """Of this process since it began; `ru_maxrss` would count the parent's memory too."""
+    """Peak memory of this process, MiB; `ru_maxrss` would include the parent's memory."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
@@ -309,7 +309,7 @@ def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 def draw(
     path: Path, *, storage: Storage, window: WindowRead, join: dict[int, tuple[float, float]]
 ) -> None:
-    """Three panels: sizes, the window, the join."""
+    """Draw three panels: sizes on disk, reading a window, and joining rewards."""
     figure = Figure(figsize=(12, 3.8), layout="constrained")
     sizes, reads, joins = figure.subplots(1, 3)
     bars = {
@@ -342,7 +342,7 @@ def draw(
 
 
 def main() -> int:
-    """Measure all of it and write `results/store.json` and `results/store.png`."""
+    """Measure everything and write `results/store.json` and `results/store.png`."""
     print(METHOD)
     with TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,1 +1,1 @@
-"""Which version serves: gates, promotion, rollback, and the chain of weights behind them."""
+"""Decides which version serves: gates, promotion, rollback, and the published weights."""

@@ -1,4 +1,4 @@
-"""What the deploy controller and its gates can be told. Imports nothing heavy."""
+"""Configuration of the deploy controller and its gates. Imports nothing heavy."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,27 +9,29 @@ from onlinerl.base_config import Config
 
 
 class DriftGateConfig(Config):
-    """How far the candidate may move from the champion, on held-out logged answers."""
+    """Bound on how far the candidate may be from the champion, on held-out logged answers."""
 
     enabled: bool = True
     """False records the gate as skipped."""
 
     max_k3: float = Field(default=0.1, gt=0)
-    """Bound on the mean over tokens of r - log r - 1, nats; r is candidate over champion."""
+    """Bound on the mean over tokens of r - log r - 1, nats; r is the probability of a token under
+    the candidate divided by that under the champion."""
 
     min_tokens: int = Field(default=200, ge=1)
     """With fewer held-out tokens there is not enough evidence: the gate is skipped, and the
-    candidate waits for a person whatever `deploy.review` says."""
+    candidate waits for a person, whatever `deploy.review` is."""
 
 
 class RewardGateConfig(Config):
-    """The reward that the logs predict for the candidate, against the champion."""
+    """The reward of the candidate, estimated from logs, compared with the champion's."""
 
     enabled: bool = True
     """False records the gate as skipped."""
 
     margin: float = Field(default=0.05, ge=0)
-    """How much reward may be lost: failed only when the upper bound lies below -margin."""
+    """Reward that may be lost: the gate fails only when the upper end of the interval around the
+    estimated difference is below -margin."""
 
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Two-sided level of the interval around the estimated difference."""
@@ -42,7 +44,7 @@ class RewardGateConfig(Config):
     which does not stop the candidate."""
 
     min_ess_fraction: float = Field(default=0.3, ge=0, le=1)
-    """Effective share of answers below which there is not enough evidence."""
+    """Effective share of rated answers below which there is not enough evidence."""
 
 
 class PerplexityGateConfig(Config):
@@ -52,7 +54,7 @@ class PerplexityGateConfig(Config):
     """False records the gate as skipped."""
 
     reference: Path | None = None
-    """UTF-8 text file; None takes the text that comes with the package."""
+    """UTF-8 text file to measure on; without it, the text that comes with the package."""
 
     max_ratio: float = Field(default=1.2, gt=0)
     """Bound on perplexity of the candidate divided by that of version 1."""
@@ -65,7 +67,7 @@ class PerplexityGateConfig(Config):
 
 
 class GatesConfig(Config):
-    """What a candidate must pass before a person or the controller may promote it."""
+    """The gates that a candidate must pass before it may be promoted."""
 
     drift: DriftGateConfig = DriftGateConfig()
     """Distance from the champion."""
@@ -80,51 +82,53 @@ class GatesConfig(Config):
     """Held-out answers that are scored, newest first."""
 
     max_age_s: float = Field(default=7 * 86_400.0, gt=0)
-    """Older held-out answers are left out, seconds."""
+    """Held-out answers that are older are left out, seconds."""
 
     snapshot: str = Field(default="", max_length=128)
-    """Snapshot whose held-out answers are scored, as of its creation, so that every candidate is
-    measured on the same rows; the tables as they are when empty."""
+    """Name of a snapshot. Its held-out answers are scored as of its creation, so that every
+    candidate is measured on the same rows. When empty, the current tables are used."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads of the gate job; 0 leaves the choice to torch."""
 
     timeout_s: float = Field(default=1800.0, gt=0)
-    """A gate job that runs longer is stopped and the candidate is not promoted, seconds."""
+    """A gate job that runs longer is stopped, and counts as a failed attempt; seconds."""
 
 
 class ProbeConfig(Config):
-    """The proof after a swap: the engine's logprobs against transformers on the new weights."""
+    """Verification after a swap: logprobs of the engine against transformers on the new weights."""
 
     max_mean_abs_diff: float = Field(default=0.01, gt=0)
     """Bound on the mean absolute difference of token logprobs, nats. An engine that computes in
     float32 stays below 0.0001; one in bfloat16 reaches 0.01 to 0.05 with the right weights."""
 
     num_sequences: int = Field(default=4, ge=1)
-    """Token sequences that are scored."""
+    """Number of token sequences that are scored."""
 
     max_tokens: int = Field(default=64, ge=8)
-    """Length of one sequence."""
+    """Tokens of one sequence."""
 
     timeout_s: float = Field(default=60.0, gt=0)
     """Bound on one request to the engine, seconds."""
 
 
 class DeployConfig(Config):
-    """The controller that gates, promotes, verifies and rolls back."""
+    """The controller that measures, promotes and rolls back versions."""
 
     poll_s: float = Field(default=5.0, gt=0)
-    """Time between two looks at the registry and the replicas, seconds."""
+    """Time between two passes over the registry and the engines, seconds. It doubles with each
+    pass that fails, up to 30 s."""
 
     review: Literal["auto", "required"] = "auto"
-    """`required`: a candidate that passed waits for the tag `review = approved` or for `onlinerl
-    promote`. `auto`: only one that the drift gate could not judge, for lack of held-out answers."""
+    """`required`: every candidate that passed its gates waits for the tag `review = approved` or
+    for `onlinerl promote`. `auto`: only a candidate waits whose drift could not be measured for
+    lack of held-out answers."""
 
     gates: GatesConfig = GatesConfig()
-    """What is measured before a promotion."""
+    """Measurements before a promotion."""
 
     probe: ProbeConfig = ProbeConfig()
-    """What is measured after a swap."""
+    """Measurements after a swap."""
 
     anchor_every: int = Field(default=10, ge=1)
     """Deltas between two full sets of weights."""
@@ -133,19 +137,19 @@ class DeployConfig(Config):
     """Port of `/health/live`, `/health/ready` and `/metrics`; 0 switches them off."""
 
     stage_timeout_s: float = Field(default=600.0, gt=0)
-    """Bound on fetching, verifying and decoding weights on a replica, seconds."""
+    """Bound on fetching, verifying and decoding weights on an engine, seconds."""
 
     commit_timeout_s: float = Field(default=120.0, gt=0)
-    """Bound on one call of the swap, and on the whole pause, seconds."""
+    """Bound on each call to an engine during a swap, seconds."""
 
     request_timeout_s: float = Field(default=10.0, gt=0)
-    """Bound on any other request to a replica, seconds."""
+    """Bound on any other request to an engine, seconds."""
 
     command_timeout_s: float = Field(default=900.0, gt=0)
     """How long `onlinerl promote` and `rollback` wait for the controller, seconds."""
 
     max_attempts: int = Field(default=3, ge=1)
-    """Swaps of one version that may fail before it is given up."""
+    """Failed attempts to measure or swap in a version before it is given up."""
 
     pause_warning_ms: float = Field(default=1000.0, gt=0)
-    """A swap that pauses a replica longer is logged as a warning, milliseconds."""
+    """A swap that pauses an engine for longer is logged as a warning, milliseconds."""

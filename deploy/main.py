@@ -1,4 +1,4 @@
-"""`onlinerl deploy | promote | rollback | status` with their real parts."""
+"""`onlinerl deploy`, `promote`, `rollback` and `status`, assembled from the configuration."""
 
 import logging
 import os
@@ -21,9 +21,10 @@ from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.base_checkpoint import base_checkpoint
 from onlinerl.deploy.registry.protocol import Registry
-from onlinerl.deploy.replicas.engine_control import HttpReplica
+from onlinerl.deploy.replicas.engine_control import HttpEngineControl
 from onlinerl.deploy.replicas.fleet import Fleet
 from onlinerl.errors import OnlineRLError
+from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.process.health import HealthServer
 from onlinerl.registry.checkpoint_cache import CheckpointCache
 from onlinerl.registry.mlflow_registry import MlflowRegistry
@@ -36,9 +37,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MAX_WAIT_S = 30.0
+"""Longest wait between two passes that fail, unless `deploy.poll_s` is longer; seconds."""
+
 
 def run_deploy(settings: "Settings") -> int:
-    """Look at the registry every `poll_s` until a signal.
+    """Run the controller, one pass over the registry every `poll_s`, until SIGTERM or SIGINT.
 
     Raises:
         LeaseHeld: when another controller runs on this data folder.
@@ -62,26 +66,26 @@ def run_promote(settings: "Settings", version: int | None, actor: str) -> int:
 
     Args:
         settings: The configuration.
-        version: None takes the candidate.
+        version: Number of the version; None takes the candidate.
         actor: Who asks.
     """
     return _commands(settings).promote(version, actor=actor)
 
 
 def run_rollback(settings: "Settings", version: int | None, actor: str, reason: str) -> int:
-    """Ask the controller for an earlier version, and wait for its answer.
+    """Ask the controller to serve an earlier version again, and wait for its answer.
 
     Args:
         settings: The configuration.
-        version: None takes the version before the champion.
+        version: Number of the version; None takes the one before the champion.
         actor: Who asks.
-        reason: Why; it is kept in the tables.
+        reason: Why; it is stored in the tables.
     """
     return _commands(settings).roll_back(RollbackCommand(version, actor=actor, reason=reason))
 
 
 def run_status(settings: "Settings") -> int:
-    """Print versions, what was decided about them, and what each engine serves."""
+    """Print the versions, the decisions about them, and the version of each engine."""
     return show_status(
         real_registry(settings), replicas(settings), controller=Lease(_folder(settings)).holder()
     )
@@ -96,10 +100,10 @@ def real_registry(settings: "Settings") -> Registry:
     )
 
 
-def replicas(settings: "Settings") -> list[HttpReplica]:
+def replicas(settings: "Settings") -> list[HttpEngineControl]:
     """The engines that the gateway routes to."""
     return [
-        HttpReplica(
+        HttpEngineControl(
             url,
             policy=settings.policy.name,
             request_timeout_s=settings.deploy.request_timeout_s,
@@ -115,7 +119,7 @@ def _folder(settings: "Settings") -> Path:
 
 
 def _policy_folder(settings: "Settings") -> Path:
-    """Version numbers say nothing across policies."""
+    """One folder per policy, because version numbers of two policies are equal."""
     return _folder(settings) / settings.policy.name
 
 
@@ -180,31 +184,36 @@ def _loop(
     controller: Controller, store: DeltaStore, stop: threading.Event, *, poll_s: float
 ) -> None:
     has_tables = False
-    said: str | None = None
+    faults = FaultStreak(max_wait_s=_MAX_WAIT_S)
     while not stop.is_set():
         try:
             if not has_tables:
                 store.create()
                 has_tables = True
             controller.tick()
-            if controller.status is None:  # a look that goes well in between changes nothing
-                said = None
         except OnlineRLError as error:
-            metrics.ERRORS.inc()
-            controller.status = str(error)
-            if said != controller.status:  # a part that is away for minutes is said once
-                logger.warning("look ended early: %s", error)
-            said = controller.status
-        except Exception:  # process border: the next look starts afresh
-            metrics.ERRORS.inc()
-            controller.status = "the last look at the registry failed; see the log"
-            logger.exception("look failed")
-        stop.wait(poll_s)
+            reason = str(error)
+            if faults.add(reason):
+                logger.warning("pass ended early: %s", reason)
+        except Exception:  # process border: the next pass starts afresh
+            reason = "the last pass over the registry failed; see the log"
+            faults.add(reason)
+            logger.exception("pass failed")
+        else:
+            # While engines are away some passes end early and some do not: a pass that leaves the
+            # same trouble as the fault before it does not end the streak.
+            if controller.status != faults.trouble:
+                faults.clear()
+            stop.wait(poll_s)
+            continue
+        metrics.ERRORS.inc()
+        controller.status = reason
+        stop.wait(faults.wait_s(poll_s))
 
 
 @contextmanager
 def _stopping(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set the event while the context is open."""
+    """Let SIGTERM and SIGINT set the event while the context is open."""
 
     def handle(number: int, frame: types.FrameType | None) -> None:
         stop.set()

@@ -9,10 +9,10 @@ DECISIONS = Counter(
 )
 CHAMPION = Gauge("onlinerl_deploy_champion_version", "Registry version of the champion.")
 REPLICAS = Gauge("onlinerl_deploy_replicas", "Engines, by state: ready, other.", ["state"])
-SEEDS = Counter("onlinerl_deploy_seeds_total", "Swaps that brought a replica to the champion.")
-ERRORS = Counter("onlinerl_deploy_errors_total", "Looks at the registry that ended in an error.")
+SEEDS = Counter("onlinerl_deploy_seeds_total", "Swaps that brought an engine to the champion.")
+ERRORS = Counter("onlinerl_deploy_errors_total", "Passes over the registry that ended in an error.")
 PAUSE_MS = Histogram(
     "onlinerl_deploy_pause_milliseconds",
-    "Longest time that a replica did not generate during a swap.",
+    "Longest time that an engine did not generate during a swap.",
     buckets=(10, 30, 100, 300, 1000, 3000, 10_000),
 )

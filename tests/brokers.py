@@ -22,7 +22,8 @@ from onlinerl.commands.embedded_broker import tansu_command
 KAFKA_LAUNCHER = os.environ.get("ONLINERL_TEST_KAFKA", "")
 
 needs_kafka = pytest.mark.skipif(
-    not KAFKA_LAUNCHER, reason="ONLINERL_TEST_KAFKA does not name a launcher of Apache Kafka"
+    not KAFKA_LAUNCHER,
+    reason="against Apache Kafka (ONLINERL_TEST_KAFKA names its launcher, see CONTRIBUTING.md)",
 )
 
 

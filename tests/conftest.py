@@ -13,6 +13,8 @@ from xdist.scheduler import LoadScopeScheduling
 from onlinerl.process.logs import KeyValueFormatter
 from tests import models
 
+pytest_plugins = ["tests.tiers"]
+
 # No test asserts a time, so neither does a property: a busy machine is no counterexample.
 hypothesis.settings.register_profile("onlinerl", deadline=None)
 hypothesis.settings.load_profile("onlinerl")

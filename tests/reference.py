@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from onlinerl.rollout_store.reference.tables_page import tables_page
 from onlinerl.settings import SECRETS, Settings
+from tests import house
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -104,7 +105,7 @@ def _meaning(field: FieldInfo) -> str:
     return " ".join((field.description or "").split()).replace("|", "\\|")
 
 
-PAGES = {"configuration.md": configuration_page, "tables.md": tables_page}
+PAGES = {"configuration.md": configuration_page, "tables.md": tables_page, **house.PAGES}
 
 
 def main() -> None:

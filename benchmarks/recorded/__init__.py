@@ -1,4 +1,4 @@
-"""What a real vLLM sent; see `benchmarks.record`."""
+"""Recorded answers of a real vLLM; `benchmarks.record` makes them."""
 
 from pathlib import Path
 

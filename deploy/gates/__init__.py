@@ -1,4 +1,4 @@
-"""Measures a candidate and judges it.
+"""Measures a candidate and judges whether it may serve.
 
 Imports `registry` and `replicas`.
 """

@@ -1,7 +1,7 @@
-"""Held-out answers from the tables: what the gates measure on.
+"""Reads held-out answers, on which the gates measure, from the tables.
 
-Only answers that could have been trained on, of sessions that never are: consent (also that of the
-turns before), alignment and sampling rules are those of the learner.
+Their sessions are never trained on, but the same rules hold as for training data: consent, also of
+the turns before, alignment of tokens, and sampling.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -25,10 +25,18 @@ def heldout_answers(
     gates: GatesConfig,
     now: datetime | None = None,
 ) -> list[HeldOutAnswer]:
-    """The newest held-out answers, rated ones first.
+    """The held-out answers to measure on: rated before unrated ones, each newest first.
+
+    Args:
+        store: The tables.
+        rewards: Rules that derive rewards from feedback.
+        policy: Name of the policy that served the answers.
+        heldout_fraction: Share of sessions that are held out of training.
+        gates: Bounds on number and age of the answers, and the snapshot to read, if any.
+        now: Time from which the age counts, UTC; None takes the current time.
 
     Raises:
-        ConfigError: when `gates.snapshot` names none that can be read.
+        ConfigError: when `gates.snapshot` names no snapshot that can be read.
         ServiceUnavailable: when the tables cannot be read.
     """
     now, versions = now or datetime.now(UTC), None

@@ -1,9 +1,7 @@
-"""Measures a candidate without stopping the controller: one job in a child process at a time."""
+"""Measures candidates in a child process, one at a time, while the controller goes on."""
 
-import contextlib
 import hashlib
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pydantic import TypeAdapter, ValidationError
+from typing_extensions import override
 
 from onlinerl.deploy.config import DeployConfig
 from onlinerl.deploy.gates.reference import TEXT
@@ -27,6 +26,7 @@ from onlinerl.deploy.gates.verdicts import (
 )
 from onlinerl.deploy.replicas.fleet import Probe
 from onlinerl.errors import ConfigError, PromotionFailed, WeightsError
+from onlinerl.process.files import replace_file
 from onlinerl.process.parent_death import on_parent_death
 from onlinerl.registry.checkpoint_cache import CheckpointCache
 
@@ -36,10 +36,14 @@ _PROBES = TypeAdapter(list[Probe])
 
 
 class GateJob(Protocol):
-    """A measurement that runs."""
+    """A running measurement of one candidate."""
 
     def poll(self) -> bool:
-        """Whether it ended well; raises PromotionFailed when it ended badly."""
+        """Whether it has written its measurements.
+
+        Raises:
+            PromotionFailed: when it failed or took too long.
+        """
         ...
 
     def cancel(self) -> None:
@@ -47,8 +51,14 @@ class GateJob(Protocol):
         ...
 
 
-class ChildJob:
-    """`python -m onlinerl.deploy.gates.job` with its output in a log file."""
+class ChildJob(GateJob):
+    """A process of `python -m onlinerl.deploy.gates.job`, with its output in a log file.
+
+    Args:
+        spec_file: JSON of a `GateSpec`; the process removes it once it was read.
+        out_file: Receives the JSON of the `Measurements`; the log file is beside it.
+        timeout_s: The process is killed after this time, seconds.
+    """
 
     def __init__(self, spec_file: Path, out_file: Path, *, timeout_s: float) -> None:
         self._log = out_file.with_suffix(".log")
@@ -59,45 +69,50 @@ class ChildJob:
                 [*command, str(spec_file), str(out_file)],
                 stdout=log,
                 stderr=log,
-                # A second controller measures anew; two at once would write one file.
+                # The next controller starts its own job, and two must not write one file.
                 preexec_fn=on_parent_death(signal.SIGKILL),
             )
 
+    @override
     def poll(self) -> bool:
-        """As the process ends, or the time is over."""
         code = self._child.poll()
         if code is None and time.monotonic() > self._deadline:
             self.cancel()
-            raise PromotionFailed(f"the gate job took too long; see {self._log}")
+            raise PromotionFailed(
+                f"the gate job ran longer than deploy.gates.timeout_s and was stopped;"
+                f" see {self._log}"
+            )
         if code:
             tail = self._log.read_text(errors="replace")[-500:]
-            raise PromotionFailed(f"the gate job ended with {code}; see {self._log}: {tail}")
+            raise PromotionFailed(
+                f"the gate job ended with exit code {code}; see {self._log}: {tail}"
+            )
         return code == 0
 
+    @override
     def cancel(self) -> None:
-        """Kill it."""
         self._child.kill()
         self._child.wait(timeout=10)
 
 
 StartJob = Callable[[Path, Path], GateJob]
-"""Starts a job from the file of its spec to the file of its measurements."""
+"""Starts a job, given the file with its spec and the file for its measurements."""
 
 
 class Examiner:
-    """Results by candidate and champion, kept on disk.
+    """Judges a candidate against a champion; measurements are stored and reused.
 
-        examine() -> None (started) -> None (runs) -> results, from then on at once
+        examine() -> None (job started) -> None (job runs) -> results, from then on at once
 
-    A spec holds what users said, so it is on disk only until its job has read it. What is kept are
-    numbers, and probes of the reference text.
+    A spec contains answers that users received, so it is on disk only until its job has read it.
+    The stored measurements contain only numbers, and probes made of the reference text.
 
     Args:
-        folder: Where measurements are kept.
+        folder: Folder for measurements.
         checkpoints: Local copies of registered versions.
-        answers: The held-out answers of now; called when a job is made up.
-        config: Bounds of the gates.
-        start: How a job is started.
+        answers: Returns the held-out answers to measure on; called when a job starts.
+        config: Bounds of the gates and of the probes.
+        start: Starts a job; None starts a `ChildJob`.
     """
 
     def __init__(
@@ -118,71 +133,87 @@ class Examiner:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job runs; examining another version now would end it."""
+        """Whether a job runs. Examining another version would cancel it."""
         return self._job is not None
 
     def examine(self, version: int, *, champion: int | None) -> list[GateResult] | None:
-        """What the gates say, or None while the job runs.
+        """The results of the gates, or None while the job runs; call it again then.
+
+        Args:
+            version: The version to judge.
+            champion: The version to compare it with; None for the first version.
 
         Raises:
-            PromotionFailed: when the job failed; calling again starts it anew.
+            PromotionFailed: when the job failed; the next call starts a new one.
             WeightsError: when a checkpoint is damaged.
+            ConfigError: when the reference text cannot be read.
         """
         out_file = self._out_file(version, champion)
-        if not out_file.exists() and not self._ran(version, champion, out_file):
+        if not out_file.exists() and not self._advance_job(version, champion, out_file):
             return None
         try:
-            found = Measurements.model_validate_json(out_file.read_bytes())
+            measurements = Measurements.model_validate_json(out_file.read_bytes())
         except ValidationError as error:
             out_file.unlink()
-            raise PromotionFailed(f"the gate job wrote what cannot be read: {error}") from error
-        self._keep(version, found)
-        return self._verdicts(found)
+            raise PromotionFailed(
+                f"the measurements of the gate job cannot be read, it runs again: {error}"
+            ) from error
+        self._store_probes(version, measurements)
+        return self._judge(measurements)
 
     def probes(self, version: int) -> list[Probe]:
-        """What the weights of a version were measured to say; empty when they never were."""
+        """Logprobs that the weights of a version give; empty when it was never measured."""
         file = self._probes_file(version)
         return _PROBES.validate_json(file.read_bytes()) if file.exists() else []
 
     def keep_only(self, versions: Iterable[int]) -> None:
-        """Drop the copies of checkpoints that no coming job needs."""
-        kept = set(versions)
-        with contextlib.suppress(WeightsError):  # somebody deleted version 1
-            kept |= set() if self._base_file().exists() else {1}
-        self._checkpoints.keep_only(kept)
+        """Delete local copies of checkpoints, except those of `versions`.
+
+        The copy of version 1 stays until its perplexity was measured.
+        """
+        needed = set(versions)
+        try:
+            if not self._base_file().exists():
+                needed.add(1)
+        except WeightsError as error:
+            logger.warning("the perplexity of version 1 cannot be looked up: %s", error)
+        self._checkpoints.keep_only(needed)
 
     def cancel(self) -> None:
-        """End a job that runs, e.g. because the controller stops."""
+        """End the job that runs, if any, e.g. because the controller stops."""
         if self._job is not None:
             self._job[1].cancel()
             self._job = None
-        self._forget_specs()
+        self._delete_specs()
 
-    def _forget_specs(self) -> None:
-        """Of jobs that ended before they read theirs, also under a controller that died."""
-        for spec_file in self._folder.glob("*.spec"):
-            spec_file.unlink(missing_ok=True)
+    def _delete_specs(self) -> None:
+        """Delete specs that no job has read, also those of a controller that died."""
+        for pattern in ("*.spec", ".*.spec.tmp"):  # the second while one is being written
+            for spec_file in self._folder.glob(pattern):
+                spec_file.unlink(missing_ok=True)
 
-    def _ran(self, version: int, champion: int | None, out_file: Path) -> bool:
+    def _advance_job(self, version: int, champion: int | None, out_file: Path) -> bool:
+        """Start or poll the job that writes `out_file`; whether it has written it."""
         if self._job is not None and self._job[0] != out_file:
             self.cancel()
         if self._job is None:
-            self._job = (out_file, self._started(version, champion, out_file))
+            self._job = (out_file, self._start_job(version, champion, out_file))
             return False
         try:
-            ended = self._job[1].poll()
+            has_ended = self._job[1].poll()
         except PromotionFailed:
             self._job = None
             raise
-        if ended:
+        if has_ended:
             self._job = None
-        return ended
+        return has_ended
 
-    def _started(self, version: int, champion: int | None, out_file: Path) -> GateJob:
+    def _start_job(self, version: int, champion: int | None, out_file: Path) -> GateJob:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._forget_specs()
+        self._delete_specs()
         spec_file = out_file.with_suffix(".spec")
-        _write_private(spec_file, self._spec(version, champion).model_dump_json())
+        spec = self._spec(version, champion).model_dump_json()
+        replace_file(spec_file, spec, private=True)
         logger.info("gates measure", extra={"version": version, "champion": champion})
         return self._start(spec_file, out_file)
 
@@ -190,11 +221,11 @@ class Examiner:
         return ChildJob(spec_file, out_file, timeout_s=self._config.gates.timeout_s)
 
     def _spec(self, version: int, champion: int | None) -> GateSpec:
-        known = self._base_file().exists() or champion is None
+        needs_base = champion is not None and not self._base_file().exists()
         return GateSpec(
             candidate=self._checkpoints.get(version),
             champion=None if champion is None else self._checkpoints.get(champion),
-            base=None if known else self._checkpoints.get(1),
+            base=self._checkpoints.get(1) if needs_base else None,
             answers=self._answers() if champion is not None else [],
             reference=self._reference(),
             num_probes=self._config.probe.num_sequences,
@@ -207,28 +238,31 @@ class Examiner:
         try:
             text = TEXT if gate.reference is None else gate.reference.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"deploy.gates.perplexity.reference: {error}") from error
+            raise ConfigError(
+                f"deploy.gates.perplexity.reference must name a readable UTF-8 text file: {error}"
+            ) from error
         return Reference(text=text, max_tokens=gate.max_tokens, window=gate.window)
 
-    def _keep(self, version: int, found: Measurements) -> None:
-        _write(self._probes_file(version), _PROBES.dump_json(found.probes))
-        base = found.perplexity if version == 1 else found.base_perplexity
+    def _store_probes(self, version: int, measurements: Measurements) -> None:
+        """Store the probes of the version, and the perplexity of version 1 when it is known."""
+        replace_file(self._probes_file(version), _PROBES.dump_json(measurements.probes))
+        base = measurements.perplexity if version == 1 else measurements.base_perplexity
         if base is not None:
-            _write(self._base_file(), repr(base).encode())
+            replace_file(self._base_file(), repr(base))
 
-    def _verdicts(self, found: Measurements) -> list[GateResult]:
+    def _judge(self, measurements: Measurements) -> list[GateResult]:
         gates = self._config.gates
         base = float(self._base_file().read_text())
-        answers = [ScoredAnswer(**answer.model_dump()) for answer in found.answers]
+        answers = [ScoredAnswer(**answer.model_dump()) for answer in measurements.answers]
         return [
-            finite_gate(num_nonfinite=found.num_nonfinite),
-            drift_gate(k3=found.k3, num_tokens=found.num_tokens, config=gates.drift),
+            finite_gate(num_nonfinite=measurements.num_nonfinite),
+            drift_gate(k3=measurements.k3, num_tokens=measurements.num_tokens, config=gates.drift),
             reward_gate(answers, gates.reward),
-            perplexity_gate(candidate=found.perplexity, base=base, config=gates.perplexity),
+            perplexity_gate(candidate=measurements.perplexity, base=base, config=gates.perplexity),
         ]
 
     def _out_file(self, version: int, champion: int | None) -> Path:
-        """By reference text as well: perplexities of two texts cannot be compared."""
+        """File of the measurements, one per reference text, because perplexities depend on it."""
         names = [self._checkpoints.name(each) for each in (version, champion) if each is not None]
         return self._folder / f"{'-over-'.join(names)}-{self._reference_key()}.json"
 
@@ -236,21 +270,8 @@ class Examiner:
         return self._folder / f"{self._checkpoints.name(version)}.probes"
 
     def _base_file(self) -> Path:
-        """By reference text: a new text needs a new measurement of version 1."""
+        """File of the perplexity of version 1 on the reference text."""
         return self._folder / f"{self._checkpoints.name(1)}-{self._reference_key()}.perplexity"
 
     def _reference_key(self) -> str:
         return hashlib.sha256(self._reference().model_dump_json().encode()).hexdigest()[:16]
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Readable by nobody else from its first byte on."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        stream.write(text)
-
-
-def _write(file: Path, data: bytes) -> None:
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_bytes(data)
-    partial.rename(file)

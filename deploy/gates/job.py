@@ -1,6 +1,6 @@
 """`python -m onlinerl.deploy.gates.job SPEC OUT`: measure a candidate in a process of its own.
 
-A candidate that makes torch run out of memory takes this process with it, not the controller.
+A candidate that makes torch run out of memory ends this process and not the controller.
 """
 
 import os
@@ -8,17 +8,19 @@ import sys
 from pathlib import Path
 
 from onlinerl.deploy.gates.spec import GateSpec
+from onlinerl.process.files import replace_file
 
 
 def main(arguments: list[str]) -> int:
-    """Read and remove the spec, measure, write the answer under a temporary name and rename it.
+    """Read the spec and delete it, measure, and write the measurements in one step.
 
-    The spec goes at once: it holds what users said, and what is kept of that is in the tables only.
+    The spec is deleted first because it contains answers that users received, which may be stored
+    in the tables only.
     """
     spec_file, out_file = Path(arguments[0]), Path(arguments[1])
     spec = GateSpec.model_validate_json(spec_file.read_bytes())
     spec_file.unlink()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # checkpoints are folders
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # checkpoints are local folders
     os.nice(10)  # serving comes first
     import torch
 
@@ -26,10 +28,7 @@ def main(arguments: list[str]) -> int:
 
     if spec.threads:
         torch.set_num_threads(spec.threads)
-    measurements = measure(spec)
-    partial = out_file.with_suffix(".partial")
-    partial.write_text(measurements.model_dump_json(), encoding="utf-8")
-    partial.rename(out_file)
+    replace_file(out_file, measure(spec).model_dump_json())
     return 0
 
 

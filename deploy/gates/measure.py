@@ -1,6 +1,6 @@
-"""What the gates measure, with torch: runs in a process of its own, next to serving.
+"""The measurements of a gate job, computed with torch in a process of its own.
 
-Computes in float32: the weights are what they are, and the numbers do not depend on the machine.
+All computation is in float32, so that numbers depend on the weights and not on the machine.
 """
 
 import math
@@ -21,11 +21,11 @@ _MAX_LOG_RATIO = 20.0
 
 
 def measure(spec: GateSpec) -> Measurements:
-    """Everything that the gates and the proof after the swap need of a candidate."""
+    """Measure everything that the gates, and the verification after a swap, need of a candidate."""
     candidate, tokenizer = load(spec.candidate)
     num_nonfinite = count_nonfinite(candidate)
     text = reference_tokens(tokenizer, spec.reference)
-    perplexity_ = perplexity(candidate, text, window=spec.reference.window)
+    candidate_perplexity = perplexity(candidate, text, window=spec.reference.window)
     probe_ids = probe_sequences(text, count=spec.num_probes, length=spec.probe_tokens)
     probes = [Probe(token_ids=ids, logprobs=score(candidate, ids).tolist()) for ids in probe_ids]
     ours = [score_answer(candidate, answer) for answer in spec.answers]
@@ -36,7 +36,7 @@ def measure(spec: GateSpec) -> Measurements:
         theirs = [score_answer(champion, answer) for answer in spec.answers]
         del champion
         k3, num_tokens = drift(ours, theirs)
-        answers = [_summed(*each) for each in zip(spec.answers, theirs, ours, strict=True)]
+        answers = [_sum_logprobs(*each) for each in zip(spec.answers, theirs, ours, strict=True)]
     base_perplexity = None
     if spec.base is not None:
         base, _ = load(spec.base)
@@ -46,14 +46,14 @@ def measure(spec: GateSpec) -> Measurements:
         k3=k3,
         num_tokens=num_tokens,
         answers=answers,
-        perplexity=perplexity_,
+        perplexity=candidate_perplexity,
         base_perplexity=base_perplexity,
         probes=probes,
     )
 
 
 def load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
-    """Model and tokenizer of a checkpoint."""
+    """The model, in float32, and the tokenizer of a checkpoint folder."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -61,7 +61,7 @@ def load(folder: Path) -> tuple["PreTrainedModel", "PreTrainedTokenizerBase"]:
 
 
 def count_nonfinite(model: torch.nn.Module) -> int:
-    """Weights that are infinite or not a number."""
+    """Number of weights that are infinite or not a number."""
     return sum(int((~torch.isfinite(weight)).sum()) for weight in model.parameters())
 
 
@@ -77,23 +77,29 @@ def score(
 
 
 def score_answer(model: "PreTrainedModel", answer: HeldOutAnswer) -> Tensor:
-    """Log-probabilities of the answer's tokens at the temperature it was served with."""
+    """Log-probability of every token of the answer at the temperature it was served with, nats."""
     token_ids = answer.prompt_token_ids + answer.completion_token_ids
     logprobs = score(model, token_ids, temperature=answer.temperature)
     return logprobs[len(answer.prompt_token_ids) - 1 :]
 
 
 def drift(candidate: Sequence[Tensor], champion: Sequence[Tensor]) -> tuple[float, int]:
-    """k3 = mean over all tokens of r - log r - 1, r = candidate / champion (Schulman 2020).
+    """The distance k3 and the number of tokens that it was measured on.
 
-    Unbiased for KL(champion || candidate) when the champion sampled the tokens, and never negative.
+    k3 is the mean over all tokens of r - log r - 1 with r = candidate / champion (Schulman 2020).
+    It is never negative, and an unbiased estimate of KL(champion || candidate) in nats when the
+    champion sampled the tokens.
+
+    Args:
+        candidate: Log-probabilities of the tokens of each answer under the candidate.
+        champion: Those of the same tokens under the champion.
     """
     log_ratio = torch.cat(list(candidate)).double() - torch.cat(list(champion)).double()
     log_ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     return float((log_ratio.exp() - log_ratio - 1).mean()), log_ratio.numel()
 
 
-def _summed(answer: HeldOutAnswer, champion: Tensor, candidate: Tensor) -> AnswerScore:
+def _sum_logprobs(answer: HeldOutAnswer, champion: Tensor, candidate: Tensor) -> AnswerScore:
     return AnswerScore(
         behaviour=math.fsum(answer.logprobs),
         champion=float(champion.double().sum()),
@@ -109,14 +115,17 @@ def reference_tokens(tokenizer: "PreTrainedTokenizerBase", reference: Reference)
 
 
 def perplexity(model: "PreTrainedModel", token_ids: Sequence[int], *, window: int) -> float:
-    """Exp of the mean negative log-probability; the first token of each window is not scored."""
+    """Exp of the mean negative log-probability, without the first token of each window."""
     pieces = [token_ids[start : start + window] for start in range(0, len(token_ids), window)]
     logprobs = torch.cat([score(model, piece) for piece in pieces if len(piece) > 1])
     return math.exp(min(-float(logprobs.double().mean()), 700.0))
 
 
 def probe_sequences(reference: Sequence[int], *, count: int, length: int) -> list[list[int]]:
-    """Pieces of the reference: probes are kept with the version, so they quote no user."""
+    """Up to `count` pieces of the reference text, each of `length` tokens.
+
+    Probes are stored with the version, so they must not contain text of users.
+    """
     starts = range(0, max(1, len(reference) - length), length)
     pieces = [list(reference[start : start + length]) for start in starts]
     return [ids for ids in pieces if len(ids) > 1][:count]

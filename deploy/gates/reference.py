@@ -1,7 +1,7 @@
-"""The reference text whose perplexity says whether a policy still knows the language.
+"""The default reference text; its perplexity shows whether a policy still knows the language.
 
-Public-domain English prose of several kinds; `[deploy.gates.perplexity] reference` names a file of
-one's own instead.
+It is public-domain English prose of several kinds. Set `[deploy.gates.perplexity] reference` to
+measure on a text file of your own.
 """
 
 TEXT = """\

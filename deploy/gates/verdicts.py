@@ -1,8 +1,8 @@
 """Verdicts of the gates: pure functions of measured values.
 
-Three answers, not two: *skipped* says that there was not enough evidence (or that the gate is
-switched off), which neither stops a candidate nor speaks for it; without evidence on drift a person
-decides. A value that is not a number fails.
+A gate is passed, failed or skipped. `skipped` means too little evidence, or that the gate is
+disabled. It neither blocks nor supports a candidate, but if drift was skipped for lack of evidence,
+a person must approve the candidate. A measurement that is not a number fails the gate.
 """
 
 import math
@@ -23,15 +23,16 @@ GateStatus = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class GateResult:
-    """What one gate says of a candidate."""
+    """The verdict of one gate on a candidate."""
 
     name: str
     status: GateStatus
     value: float | None
-    """What was measured; None when nothing could be."""
+    """The measured value; None when nothing could be measured."""
     bound: float | None
+    """The value that the gate compares with."""
     detail: str
-    """One line for a person."""
+    """One line for the person who reviews the candidate."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,24 @@ class ScoredAnswer:
 
 @dataclass(frozen=True)
 class RewardEstimate:
-    """Reward of the candidate minus that of the champion, from logs."""
+    """The reward of the candidate, estimated from logs."""
 
     difference: float
+    """Reward of the candidate minus that of the champion."""
     low: float
+    """Lower end of the confidence interval around `difference`."""
     high: float
+    """Upper end of it."""
     ess: float
     """Effective number of answers."""
     num_answers: int
+    """Answers that somebody rated."""
     snips: float
-    """Self-normalised estimate of the candidate's reward itself."""
+    """Self-normalised estimate of the candidate's reward."""
 
 
 def finite_gate(*, num_nonfinite: int) -> GateResult:
-    """No weight may be infinite or not a number."""
+    """Fails when a weight is infinite or not a number."""
     status: GateStatus = "failed" if num_nonfinite else "passed"
     return GateResult(
         "finite", status, float(num_nonfinite), 0.0, f"{num_nonfinite} weights are not finite"
@@ -69,9 +74,9 @@ def finite_gate(*, num_nonfinite: int) -> GateResult:
 
 
 def drift_gate(*, k3: float | None, num_tokens: int, config: DriftGateConfig) -> GateResult:
-    """The candidate stays near the champion on what users really ask."""
+    """Fails when the candidate is too far from the champion on what users ask."""
     if not config.enabled:
-        return GateResult("drift", "skipped", k3, config.max_k3, "switched off")
+        return GateResult("drift", "skipped", k3, config.max_k3, "disabled in the configuration")
     if k3 is None or num_tokens < config.min_tokens:
         return GateResult(
             "drift",
@@ -81,30 +86,37 @@ def drift_gate(*, k3: float | None, num_tokens: int, config: DriftGateConfig) ->
             f"not enough evidence: {num_tokens} held-out tokens, {config.min_tokens} needed",
         )
     status: GateStatus = "passed" if k3 <= config.max_k3 else "failed"
-    return GateResult("drift", status, k3, config.max_k3, f"k3 over {num_tokens} tokens, nats")
+    return GateResult(
+        "drift", status, k3, config.max_k3, f"k3 over {num_tokens} held-out tokens, nats"
+    )
 
 
 def perplexity_gate(*, candidate: float, base: float, config: PerplexityGateConfig) -> GateResult:
-    """General language stays about as good as in version 1."""
+    """Fails when the candidate knows general language much worse than version 1."""
     ratio = candidate / base
     if not config.enabled:
-        return GateResult("perplexity", "skipped", ratio, config.max_ratio, "switched off")
+        return GateResult(
+            "perplexity", "skipped", ratio, config.max_ratio, "disabled in the configuration"
+        )
     status: GateStatus = "passed" if ratio <= config.max_ratio else "failed"
-    detail = f"{candidate:.2f} against {base:.2f} of version 1"
+    detail = f"perplexity {candidate:.2f}; version 1 has {base:.2f}"
     return GateResult("perplexity", status, ratio, config.max_ratio, detail)
 
 
 def reward_gate(answers: Sequence[ScoredAnswer], config: RewardGateConfig) -> GateResult:
-    """Failed only when the logs rule out that the candidate is about as good."""
+    """Fails only when the logs rule out that the candidate is about as good as the champion."""
     if not config.enabled:
-        return GateResult("reward", "skipped", None, -config.margin, "switched off")
+        return GateResult(
+            "reward", "skipped", None, -config.margin, "disabled in the configuration"
+        )
     estimate = estimate_reward(answers, max_weight=config.max_weight, confidence=config.confidence)
     if estimate is None:
         detail = "not enough evidence: fewer than two rated held-out answers"
         return GateResult("reward", "skipped", None, -config.margin, detail)
     detail = (
-        f"{estimate.difference:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}], effective"
-        f" answers {estimate.ess:.0f} of {estimate.num_answers}, SNIPS {estimate.snips:+.3f};"
+        f"candidate minus champion {estimate.difference:+.3f}"
+        f" [{estimate.low:+.3f}, {estimate.high:+.3f}], {estimate.ess:.0f} effective of"
+        f" {estimate.num_answers} rated answers, SNIPS {estimate.snips:+.3f};"
         f" fails when the upper end is below {-config.margin:+.3f}"
     )
     if not _has_evidence(estimate, config):
@@ -115,19 +127,27 @@ def reward_gate(answers: Sequence[ScoredAnswer], config: RewardGateConfig) -> Ga
 
 
 def _has_evidence(estimate: RewardEstimate, config: RewardGateConfig) -> bool:
-    enough = estimate.ess >= config.min_ess
-    return enough and estimate.ess >= config.min_ess_fraction * estimate.num_answers
+    return (
+        estimate.ess >= config.min_ess
+        and estimate.ess >= config.min_ess_fraction * estimate.num_answers
+    )
 
 
 def estimate_reward(
     answers: Sequence[ScoredAnswer], *, max_weight: float, confidence: float
 ) -> RewardEstimate | None:
-    """mean((w - v)(r - b)) with a normal interval; None for fewer than two rated answers.
+    """Estimate the reward that the candidate would have got; None for fewer than two rated answers.
 
-    w and v are the sequence weights of candidate and champion against the policy that served,
-    clipped at `max_weight`. When the champion served all of it, v = 1 and this is the estimator
-    mean((w - 1)(r - b)), whose variance vanishes with the size of the step. b is the mean reward:
-    it adds a bias of order 1/n and takes out most of the variance.
+    The estimate is mean((w - v)(r - b)) with a normal interval. w and v are the importance weights
+    of an answer under candidate and champion against the policy that served it, clipped at
+    `max_weight`. When the champion served all answers, v = 1 and the estimator becomes
+    mean((w - 1)(r - b)), whose variance vanishes with the size of the update. b is the mean reward;
+    it adds a bias of order 1/n and removes most of the variance.
+
+    Args:
+        answers: Held-out answers; those without a reward are left out.
+        max_weight: Bound on w and v, above 1.
+        confidence: Two-sided level of the interval, between 0 and 1.
     """
     rated = [answer for answer in answers if answer.reward is not None]
     if len(rated) < 2:
@@ -155,20 +175,20 @@ def estimate_reward(
 
 
 def _weight(log_ratio: float, max_weight: float) -> float:
-    # Bounded before exp; the floor keeps sums of weights above zero.
+    # The logarithm is bounded so that exp does not overflow and a sum of weights is above zero.
     return math.exp(min(max(log_ratio, -20.0), math.log(max_weight)))
 
 
-def all_passed(results: Sequence[GateResult]) -> bool:
-    """Whether nothing speaks against the candidate."""
+def none_failed(results: Sequence[GateResult]) -> bool:
+    """Whether no gate refuses the candidate; skipped gates do not."""
     return not any(result.status == "failed" for result in results)
 
 
 def missing_evidence(results: Sequence[GateResult], config: GatesConfig) -> str | None:
     """Why a person has to decide; None when the gates are enough.
 
-    A candidate whose drift nobody could measure may be anything. Few rated answers are normal, so a
-    skipped reward gate does not stop it.
+    A candidate whose drift could not be measured may have changed in any way. A skipped reward gate
+    needs no person, because few rated answers are normal.
     """
     if not config.drift.enabled:
         return None
@@ -177,7 +197,7 @@ def missing_evidence(results: Sequence[GateResult], config: GatesConfig) -> str 
 
 
 def report(results: Sequence[GateResult], *, headline: str) -> str:
-    """The description of a version: a Markdown table."""
+    """The description of a version in the registry: the headline and a Markdown table."""
     lines = [headline, "", "| gate | verdict | value | bound | detail |", "|---|---|---|---|---|"]
     lines += [
         f"| {result.name} | {result.status} | {_number(result.value)} | {_number(result.bound)}"

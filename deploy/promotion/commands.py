@@ -1,6 +1,7 @@
-"""What a person types: a request left in the registry, and the wait for the controller's answer.
+"""`onlinerl promote`, `rollback` and `status`, as a person runs them.
 
-Only the controller moves aliases, so these commands never touch an engine.
+The commands leave a request in the registry and wait for the answer of the controller, because only
+the controller moves aliases and changes engines.
 """
 
 import time
@@ -20,34 +21,35 @@ from onlinerl.deploy.registry.protocol import (
     Registry,
 )
 from onlinerl.deploy.registry.requests import OperatorReply, OperatorRequest, read_reply
-from onlinerl.deploy.replicas.engine_control import Replica
+from onlinerl.deploy.replicas.engine_control import EngineControl
 from onlinerl.errors import ConfigError, OnlineRLError, PromotionFailed, ServiceUnavailable
 from onlinerl.registry.version import CANDIDATE, CHAMPION, REVIEW, VERDICT, RegisteredVersion
 
 _TAGS = ("parent_version", "gate.finite", "gate.drift", "gate.reward", "gate.perplexity", REVIEW)
 
 _WIDTH = 200
-"""Columns of a table that is not shown in a terminal."""
+"""Columns of a table that is written to a file or a pipe."""
 
 
 @dataclass(frozen=True)
 class RollbackCommand:
-    """What `onlinerl rollback` was given."""
+    """The arguments of `onlinerl rollback`."""
 
     version: int | None
+    """Number of the version to serve again; None for the one before the champion."""
     actor: str
     reason: str
 
 
 class Commands:
-    """Requests to a controller.
+    """Sends requests to the controller and waits for its answers.
 
     Args:
-        registry: Where requests and answers are left.
+        registry: Holds requests and answers as tags.
         lease: Tells whether a controller runs here.
-        timeout_s: Longest wait for an answer.
-        poll_s: Time between two looks for it.
-        console: Where the answer goes.
+        timeout_s: Longest wait for an answer, seconds.
+        poll_s: Time between two reads of the registry, seconds.
+        console: Prints the answer; None prints to the terminal.
     """
 
     def __init__(
@@ -66,33 +68,47 @@ class Commands:
         self._console = console or Console(soft_wrap=True, emoji=False)
 
     def promote(self, version: int | None, *, actor: str) -> int:
-        """Approve a version and ask for it; 0 when it serves.
+        """Approve a version and ask the controller to promote it.
+
+        Args:
+            version: Number of the version; None takes the candidate.
+            actor: Who asks.
+
+        Returns:
+            0, the exit code, when the version serves.
 
         Raises:
             ConfigError: when there is no such version.
-            ServiceUnavailable: when no controller runs, or none answered in time.
+            ServiceUnavailable: when no controller runs, or it did not answer in time.
             PromotionFailed: when it was refused or could not be put into the engines.
         """
         self._require_controller()
         number = self._registry.alias(CANDIDATE) if version is None else version
         if number is None or self._registry.version(number) is None:
-            raise ConfigError(f"there is no version {number or 'candidate'} to promote")
+            raise ConfigError(
+                "there is no candidate to promote"
+                if number is None
+                else f"there is no version {number} to promote; `onlinerl status` lists them"
+            )
         request = OperatorRequest(id=uuid.uuid4().hex, version=number, actor=actor)
         self._registry.set_tags(
             number, {REVIEW: "approved", PROMOTE_REQUEST: request.model_dump_json()}
         )
 
         def answer() -> str | None:
-            found = self._registry.version(number)
-            return None if found is None else found.tags.get(PROMOTE_RESULT)
+            registered = self._registry.version(number)
+            return None if registered is None else registered.tags.get(PROMOTE_RESULT)
 
         return self._report(self._wait(request, answer), number)
 
     def roll_back(self, command: RollbackCommand) -> int:
-        """Ask for an earlier version; 0 when it serves.
+        """Ask the controller to serve an earlier version again.
+
+        Returns:
+            0, the exit code, when the version serves.
 
         Raises:
-            ServiceUnavailable: when no controller runs, or none answered in time.
+            ServiceUnavailable: when no controller runs, or it did not answer in time.
             PromotionFailed: when there is no such version or the engines did not take it.
         """
         self._require_controller()
@@ -112,15 +128,16 @@ class Commands:
                 "no deploy controller runs on this data folder: start `onlinerl deploy`"
             )
 
-    def _wait(self, request: OperatorRequest, look: Callable[[], str | None]) -> OperatorReply:
+    def _wait(self, request: OperatorRequest, read_tag: Callable[[], str | None]) -> OperatorReply:
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
-            answer = read_reply(look())
+            answer = read_reply(read_tag())
             if answer is not None and answer.id == request.id:
                 return answer
             time.sleep(self._poll_s)
         raise ServiceUnavailable(
-            f"the controller did not answer within {self._timeout_s:g} s; the request stands"
+            f"the controller did not answer within {self._timeout_s:g} s"
+            " (deploy.command_timeout_s); it may still carry the request out, see `onlinerl status`"
         )
 
     def _report(self, answer: OperatorReply, version: int | None) -> int:
@@ -133,12 +150,22 @@ class Commands:
 
 def show_status(
     registry: Registry,
-    replicas: Sequence[Replica],
+    replicas: Sequence[EngineControl],
     *,
     controller: str | None,
     console: Console | None = None,
 ) -> int:
-    """Two tables for a person; 1 when no engine serves the champion."""
+    """Print the versions and the engines as tables.
+
+    Args:
+        registry: Holds the versions.
+        replicas: The engines.
+        controller: The controller that holds the lease; None when none runs.
+        console: Prints the tables; None prints to the terminal.
+
+    Returns:
+        The exit code: 0 when an engine serves the champion, else 1.
+    """
     out = console or _console()
     champion, candidate = registry.alias(CHAMPION), registry.alias(CANDIDATE)
     out.print(_versions_table(registry.versions(), champion=champion, candidate=candidate))
@@ -153,7 +180,7 @@ def show_status(
 
 def _console() -> Console:
     console = Console(emoji=False)
-    # A file or a pipe has no width, and what is folded there cannot be searched.
+    # A file or a pipe has no width of its own, and text in folded cells cannot be searched.
     return console if console.is_terminal else Console(width=_WIDTH, emoji=False)
 
 
@@ -173,7 +200,7 @@ def _versions_table(
     return table
 
 
-def _stamp(replica: Replica) -> str:
+def _stamp(replica: EngineControl) -> str:
     try:
         return replica.stamp()
     except OnlineRLError as error:

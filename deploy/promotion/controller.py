@@ -1,9 +1,9 @@
-"""One look at the registry: who asks for what, what the gates say, what has to serve.
+"""In each pass the controller answers requests, examines candidates and seeds engines.
 
-A look never waits for a measurement, so replicas are seeded and rollbacks answered while a
-candidate is being examined; and a replica that cannot be seeded holds up neither. Every step can
-be done again: a controller that died anywhere goes on from what the registry, the weights folder
-and the replicas say.
+A pass never waits for a measurement, so rollbacks are answered and engines are seeded while a
+candidate is being examined. An engine that cannot be seeded blocks neither. Every step can be
+repeated: a controller that died anywhere continues from the state of the registry, the weights
+folder and the engines.
 """
 
 import logging
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from onlinerl.deploy import metrics
 from onlinerl.deploy.config import DeployConfig
 from onlinerl.deploy.gates.examiner import Examiner
-from onlinerl.deploy.gates.verdicts import GateResult, all_passed, missing_evidence, report
+from onlinerl.deploy.gates.verdicts import GateResult, missing_evidence, none_failed, report
 from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.protocol import (
@@ -35,25 +35,26 @@ logger = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
-    """The clock of production."""
+    """The current time, UTC."""
     return datetime.now(UTC)
 
 
 class Controller:
-    """Gates, promotes, seeds and rolls back, one step at a time.
+    """Decides which version serves, and brings the engines there. Not thread-safe.
 
-        candidate --gates--> refused; so are superseded ones and those of a rolled-back parent
-            |--gates passed--> (review) --> published --> staged, committed, verified --> champion
-                                            +--max_attempts--> failed
+        candidate --superseded, or its parent was rolled back--> refused
+            |------a gate failed, or rejected in review--------> refused
+            +--> (review) --> published --> staged, committed, verified --> champion
+                                  +------------max_attempts failures------> failed
 
     Args:
-        registry: The only source of truth for which version serves.
+        registry: Source of truth for which version serves.
         fleet: The engines.
         examiner: Measures candidates.
-        publisher: Writes versions.
+        publisher: Writes versions for the engines to fetch.
         decisions: Records what was decided.
         config: Review mode and bounds.
-        register_base: Registers the base model as version 1.
+        register_base: Registers the base model as version 1 and returns its number.
     """
 
     def __init__(
@@ -75,15 +76,18 @@ class Controller:
         self._config = config
         self._register_base = register_base
         self._attempts: dict[int, int] = {}
-        self._tidied: tuple[int, int | None] | None = None
-        self.status: str | None = "no look at the registry yet"
+        self._cleaned_up_for: tuple[int, int | None] | None = None
+        self.status: str | None = "the registry has not been read yet"
         """Why the policy does not serve as it should; None when it does."""
 
     def tick(self) -> None:
-        """One look.
+        """Run one pass; call it again and again.
 
         Raises:
-            ServiceUnavailable: when registry, tables or all engines are away; nothing is lost.
+            ServiceUnavailable: when the registry, the tables or all engines do not answer. A later
+                pass goes on where this one stopped.
+            PromotionFailed: when the base model could not be measured or put into the engines.
+            WeightsError: when the base model fails a gate, or its checkpoint is damaged.
         """
         self._registry.check()
         champion = self._registry.alias(CHAMPION)
@@ -95,41 +99,42 @@ class Controller:
         self._decisions.finish_promotion(champion)
         champion = self._roll_back(champion)
         self._seed(champion, only_idle=True)
-        champion = self._consider_candidates(champion)
+        champion = self._decide_candidates(champion)
         self._set_status(self._seed(champion, only_idle=False))
-        self._tidy(champion)
+        self._clean_up(champion)
         metrics.CHAMPION.set(champion)
 
     def _bootstrap(self) -> int | None:
-        """Make the base model version 1 and the champion; None while it is measured."""
+        """Make the base model version 1 and champion; returns None while it is measured."""
         versions = self._registry.versions()
         version = versions[0].number if versions else self._register_base()
         results = self._examiner.examine(version, champion=None)
         if results is None:
             return None
-        if not all_passed(results):
-            raise WeightsError(f"the base model cannot serve: {results[0].detail}")
+        if not none_failed(results):
+            failed = next(result for result in results if result.status == "failed")
+            raise WeightsError(f"the base model failed gate {failed.name}: {failed.detail}")
         manifest = self._publisher.publish(version, champion=None)
-        swapped = self._fleet.swap(self._expectation(version), fallback=None)
-        self._decisions.promoted(
-            version, champion=None, manifest=manifest, report=swapped, request=None
+        swap = self._fleet.swap(self._expectation(version), fallback=None)
+        self._decisions.record_promotion(
+            version, champion=None, manifest=manifest, report=swap, request=None
         )
         return version
 
     def _seed(self, champion: int, *, only_idle: bool) -> list[str]:
-        """Bring replicas that were restarted, or missed a swap, to the champion.
+        """Bring engines that were restarted, or missed a swap, to the champion.
 
-        Each on its own, so that one that fails holds up nothing else; returned is why they did.
+        Engines are seeded one by one, so a failing one does not block the others. Returns the
+        reasons for the failures.
 
-        `only_idle`: only those that serve no version at all, so that a promotion that a crash
-        interrupted goes forward instead of back and forth.
+        With `only_idle`, engines that serve another version are left alone: after a crash during
+        a promotion they may serve the new version already, and should not go back and forth.
         """
-        waiting = self._fleet.not_on(champion)
+        replicas = self._fleet.not_on(champion)
         if only_idle:
-            prefix = self._fleet.stamp_of(0)[:-1]
-            waiting = [each for each in waiting if not each.stamp().startswith(prefix)]
+            replicas = [each for each in replicas if not self._fleet.has_version_id(each)]
         failures = []
-        for replica in waiting:
+        for replica in replicas:
             try:
                 self._publisher.publish(champion, champion=None)
                 self._fleet.swap(self._expectation(champion), fallback=None, only=[replica])
@@ -145,38 +150,38 @@ class Controller:
         metrics.REPLICAS.labels("ready").set(num_ready)
         metrics.REPLICAS.labels("other").set(len(self._fleet.replicas) - num_ready)
         status = "; ".join(failures) or (None if num_ready else "no engine answers")
-        if status is not None and status != self.status:  # said once, not at every look
+        if status is not None and status != self.status:  # not again in every pass
             logger.warning("the policy does not serve as it should: %s", status)
         self.status = status
 
-    def _tidy(self, champion: int) -> None:
-        """Keep the local checkpoints of the champion, the one before it, and what is open."""
-        served_and_offered = (champion, self._registry.alias(CANDIDATE))
-        if served_and_offered == self._tidied:
+    def _clean_up(self, champion: int) -> None:
+        """Delete local checkpoints except of the champion, the one before it and open versions."""
+        aliases = (champion, self._registry.alias(CANDIDATE))
+        if aliases == self._cleaned_up_for:
             return
         versions = {version.number: version for version in self._registry.versions()}
         before = versions[champion].tags.get(PROMOTED_FROM) if champion in versions else None
-        kept = {champion, *(version.number for version in self._wanted(champion))}
+        needed = {champion, *(version.number for version in self._open_versions(champion))}
         if before is not None:
-            kept.add(int(before))
-        self._examiner.keep_only(kept & versions.keys())
-        self._tidied = served_and_offered
+            needed.add(int(before))
+        self._examiner.keep_only(needed & versions.keys())
+        self._cleaned_up_for = aliases
 
-    def _consider_candidates(self, champion: int) -> int:
-        """The champion afterwards."""
-        for version in self._wanted(champion):
-            champion = self._consider(version, champion)
+    def _decide_candidates(self, champion: int) -> int:
+        """Decide about every open version that can be decided now; returns the champion then."""
+        for version in self._open_versions(champion):
+            champion = self._decide(version, champion)
             if self._examiner.is_busy:  # one measurement at a time, in this order
                 break
         return champion
 
-    def _wanted(self, champion: int) -> list[RegisteredVersion]:
-        """What a person asked for, what a person approved, then undecided candidates by age."""
+    def _open_versions(self, champion: int) -> list[RegisteredVersion]:
+        """Versions without a decision: requested ones, then approved ones, then by age."""
         candidate = self._registry.alias(CANDIDATE) or 0
-        wanted = [
+        open_versions = [
             version
             for version in self._registry.versions()
-            if _request(version) is not None
+            if _promote_request(version) is not None
             or (
                 version.number != champion
                 and version.number <= candidate
@@ -184,31 +189,36 @@ class Controller:
             )
         ]
         return sorted(
-            wanted, key=lambda version: (_request(version) is None, not _approved(version))
+            open_versions,
+            key=lambda version: (_promote_request(version) is None, not _is_approved(version)),
         )
 
     def _objection(self, version: RegisteredVersion) -> str | None:
-        """Why it is refused before anything is measured; who asks for a version overrules age."""
+        """Why a version is refused without a measurement; None when it is measured.
+
+        A request overrules its age and its parent.
+        """
         if version.tags.get(REVIEW) == "rejected":
             return "rejected in review"
-        if _request(version) is not None:
+        if _promote_request(version) is not None:
             return None
-        parent = version.tags.get(PARENT, "")
-        found = self._registry.version(int(parent)) if parent.isdecimal() else None
-        if found is not None and found.tags.get(ROLLED_BACK):
-            return f"its parent was rolled back: version {parent}"
+        number = version.tags.get(PARENT, "")
+        parent = self._registry.version(int(number)) if number.isdecimal() else None
+        if parent is not None and parent.tags.get(ROLLED_BACK):
+            return f"its parent was rolled back: version {number}"
         candidate = self._registry.alias(CANDIDATE)
-        if candidate is not None and version.number < candidate and not _approved(version):
+        if candidate is not None and version.number < candidate and not _is_approved(version):
             return f"superseded by version {candidate}"
         return None
 
-    def _consider(self, version: RegisteredVersion, champion: int) -> int:
-        request = _request(version)
+    def _decide(self, version: RegisteredVersion, champion: int) -> int:
+        """Refuse, examine or promote a version; returns the champion afterwards."""
+        request = _promote_request(version)
         if version.number == champion:
-            self._decisions.answer_promote(version.number, request, "promoted", "serves already")
+            self._decisions.answer_promote(version.number, request, "promoted", "it serves already")
             return champion
         if reason := self._objection(version):
-            self._decisions.refused(
+            self._decisions.record_refusal(
                 version.number, champion=champion, reason=reason, request=request
             )
             return champion
@@ -216,18 +226,18 @@ class Controller:
             results = self._examiner.examine(version.number, champion=champion)
             if results is None:
                 return champion
-            waits_for = self._waits_for(version, results, request)
-            self._show(version, results, waits_for)
-            if not all_passed(results):
+            review_reason = self._review_reason(version, results, request)
+            self._describe(version, results, review_reason)
+            if not none_failed(results):
                 self._refuse(version, champion, results, request)
                 return champion
-            if waits_for is not None:
+            if review_reason is not None:
                 return champion
-            if request is None and not _approved(version):
+            if request is None and not _is_approved(version):
                 self._registry.set_tags(version.number, {REVIEW: NOT_NEEDED})
             return self._promote(version.number, champion, request)
         except (PromotionFailed, WeightsError) as error:
-            self._failed(version.number, champion, error, request)
+            self._count_failure(version.number, champion, error, request)
             return champion
 
     def _refuse(
@@ -238,50 +248,51 @@ class Controller:
         request: OperatorRequest | None,
     ) -> None:
         failed = [f"{each.name}: {each.detail}" for each in results if each.status == "failed"]
-        reason = f"failed the gates ({'; '.join(failed)})"
-        self._decisions.refused(version.number, champion=champion, reason=reason, request=request)
+        reason = f"failed a gate: {'; '.join(failed)}"
+        self._decisions.record_refusal(
+            version.number, champion=champion, reason=reason, request=request
+        )
 
-    def _show(
-        self, version: RegisteredVersion, results: list[GateResult], waits_for: str | None
+    def _describe(
+        self, version: RegisteredVersion, results: list[GateResult], review_reason: str | None
     ) -> None:
-        headline = "All gates let it pass." if all_passed(results) else "**Refused by its gates.**"
-        if all_passed(results) and waits_for is not None:
+        """Show the results on the version's page in the registry, unless it does already."""
+        headline = "No gate failed." if none_failed(results) else "**Refused: a gate failed.**"
+        if none_failed(results) and review_reason is not None:
             headline = (
-                f"**Waits for a person** ({waits_for}): set the tag `{REVIEW}` to `approved` or"
-                f" `rejected`, or run `onlinerl promote {version.number}`."
+                f"**Waits for a person** ({review_reason}): set the tag `{REVIEW}` to `approved`"
+                f" or `rejected`, or run `onlinerl promote {version.number}`."
             )
         text = report(results, headline=headline)
         if version.description != text:
             self._registry.describe(version.number, text)
             tags = {f"gate.{result.name}": result.status for result in results}
             self._registry.set_tags(version.number, tags)
-            if waits_for is not None:
+            if review_reason is not None:
                 self._registry.set_tags(version.number, {REVIEW: "pending"})
-            measured = {
-                f"gate.{each.name}": each.value for each in results if each.value is not None
-            }
-            self._registry.log_metrics(version.number, measured)
+            values = {f"gate.{each.name}": each.value for each in results if each.value is not None}
+            self._registry.log_metrics(version.number, values)
 
-    def _waits_for(
+    def _review_reason(
         self, version: RegisteredVersion, results: list[GateResult], request: OperatorRequest | None
     ) -> str | None:
-        """Why only a person may let it pass; None when one did, or the gates are enough."""
-        if request is not None or _approved(version):
+        """Why a person has to approve a version; None when one did, or the gates are enough."""
+        if request is not None or _is_approved(version):
             return None
         if self._config.review == "required":
-            return "every version is reviewed"
+            return "the configuration asks for a review of every version"
         return missing_evidence(results, self._config.gates)
 
     def _promote(self, version: int, champion: int, request: OperatorRequest | None) -> int:
         manifest = self._publisher.publish(version, champion=champion)
-        swapped = self._fleet.swap(self._expectation(version), fallback=champion)
-        self._decisions.promoted(
-            version, champion=champion, manifest=manifest, report=swapped, request=request
+        swap = self._fleet.swap(self._expectation(version), fallback=champion)
+        self._decisions.record_promotion(
+            version, champion=champion, manifest=manifest, report=swap, request=request
         )
         self._attempts.pop(version, None)
         return version
 
-    def _failed(
+    def _count_failure(
         self, version: int, champion: int, error: Exception, request: OperatorRequest | None
     ) -> None:
         self._attempts[version] = self._attempts.get(version, 0) + 1
@@ -291,32 +302,34 @@ class Controller:
             exc_info=error,
         )
         if self._attempts[version] >= self._config.max_attempts:
-            self._decisions.failed(version, champion=champion, reason=str(error), request=request)
+            self._decisions.record_failure(
+                version, champion=champion, reason=str(error), request=request
+            )
             del self._attempts[version]
 
     def _roll_back(self, champion: int) -> int:
-        """Answer an open request; the champion afterwards."""
+        """Answer an open rollback request; returns the champion afterwards."""
         tags = self._registry.model_tags()
         request = open_request(tags.get(ROLLBACK_REQUEST), tags.get(ROLLBACK_RESULT))
         if request is None:
             return champion
         try:
             target = self._rollback_target(request, champion)
-            report_ = SwapReport()
+            swap = SwapReport()
             if target != champion:
                 self._publisher.publish(target, champion=None)
-                report_ = self._fleet.swap(self._expectation(target), fallback=champion)
+                swap = self._fleet.swap(self._expectation(target), fallback=champion)
         except (PromotionFailed, WeightsError) as error:
             self._decisions.answer_rollback(request, "failed", str(error))
             return champion
-        self._decisions.rolled_back(target, champion=champion, report=report_, request=request)
+        self._decisions.record_rollback(target, champion=champion, report=swap, request=request)
         return target
 
     def _rollback_target(self, request: OperatorRequest, champion: int) -> int:
-        """Only a version that served before: it passed its gates then.
+        """The version to go back to; it has served before, so it passed its gates then.
 
         Raises:
-            PromotionFailed: when there is none, or it never served.
+            PromotionFailed: when there is no such version, or it never served.
         """
         number = request.version
         if number is None:
@@ -327,7 +340,9 @@ class Controller:
             number = int(before)
         version = self._registry.version(number)
         if version is None or version.verdict != "promoted":
-            raise PromotionFailed(f"version {number} never served; promote it instead")
+            raise PromotionFailed(
+                f"version {number} never served: use `onlinerl promote {number}` instead"
+            )
         return number
 
     def _expectation(self, version: int) -> Expectation:
@@ -335,9 +350,10 @@ class Controller:
         return Expectation(version, digest, self._examiner.probes(version))
 
 
-def _approved(version: RegisteredVersion) -> bool:
+def _is_approved(version: RegisteredVersion) -> bool:
     return version.tags.get(REVIEW) == "approved"
 
 
-def _request(version: RegisteredVersion) -> OperatorRequest | None:
+def _promote_request(version: RegisteredVersion) -> OperatorRequest | None:
+    """The open request to promote the version, if any."""
     return open_request(version.tags.get(PROMOTE_REQUEST), version.tags.get(PROMOTE_RESULT))

@@ -1,13 +1,14 @@
-"""Recording a decision so that a repeat after a crash changes nothing.
+"""Recording a decision so that repeating it after a crash changes nothing.
 
-Order within each: table row (its id is made of what was decided, so a repeat counts once), tags,
-arms, alias, verdict, answer. The alias is the point of no return; what follows it is made up for by
-`finish_promotion`.
+A promotion is written in this order: table row, metrics, tags, arms, alias, verdict, reply. The id
+of the row is derived from the decision, so a repeated row counts once. Moving the alias is the
+point of no return: `finish_promotion` catches up on whatever should have followed it.
 """
 
 import logging
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
@@ -36,14 +37,62 @@ Action = Literal["bootstrap", "promote", "rollback", "refuse", "fail"]
 _NAMESPACE = uuid.UUID("5f0f3f0a-7d0b-4a53-9d3c-0a1f6f1c2b7e")
 
 
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about a version, why, and for whom."""
+
+    action: Action
+    version: int
+    champion: int | None
+    """The champion before the decision; None when the base model is the first."""
+    reason: str
+    request: OperatorRequest | None
+    """The request that it answers; None when the controller decided by itself."""
+    report: SwapReport | None = None
+    """Measurements of the swap; None when no engine changed its weights."""
+    manifest: Manifest | None = None
+    """The version as published; None when nothing was published for the decision."""
+
+    def row(self, *, policy: str, decided_at: datetime) -> PromotionRow:
+        """The row of table `promotions`. A decision that is repeated has the same id."""
+        request_id = None if self.request is None else self.request.id
+        key = f"{policy}/{self.version} {self.action} over {self.champion} {request_id}"
+        row = PromotionRow(
+            promotion_id=str(uuid.uuid5(_NAMESPACE, key)),
+            policy=policy,
+            version=self.version,
+            from_version=self.champion,
+            action=self.action,
+            reason=self.reason,
+            actor="controller" if self.request is None else self.request.actor,
+            decided_at=decided_at,
+            ingest_date=decided_at.date(),
+        )
+        measurements: dict[str, float | None] = {}
+        if self.report is not None:
+            measurements |= {
+                "pause_ms": self.report.pause_ms,
+                "stage_ms": self.report.stage_ms,
+                "max_abs_logprob_diff": self.report.max_abs_diff,
+                "mean_abs_logprob_diff": self.report.mean_abs_diff,
+            }
+        if self.manifest is not None:
+            measurements |= {
+                "delta_bytes": self.manifest.num_bytes,
+                "full_bytes": self.manifest.full_bytes,
+                "changed_fraction": self.manifest.changed_fraction,
+            }
+        return row.model_copy(update=measurements)
+
+
 class Decisions:
-    """Writes to registry and tables.
+    """Writes what was decided to the registry and the tables.
 
     Args:
-        registry: Tags, aliases and metrics.
-        journal: Tables `promotions` and `audit`.
+        registry: Takes tags, aliases and metrics.
+        journal: Takes rows of the tables `promotions`, `audit` and `arms`.
         policy: Name of the policy.
-        now: The clock.
+        now: The clock, UTC.
     """
 
     def __init__(
@@ -54,7 +103,7 @@ class Decisions:
         self._policy = policy
         self._now = now
 
-    def promoted(
+    def record_promotion(
         self,
         version: int,
         *,
@@ -63,14 +112,19 @@ class Decisions:
         report: SwapReport,
         request: OperatorRequest | None,
     ) -> None:
-        """Every replica serves it: it becomes the champion."""
+        """Make a version that the engines serve the champion.
+
+        Args:
+            version: Number of the version.
+            champion: The champion before it; None when it is the first.
+            manifest: The version as published.
+            report: Measurements of the swap.
+            request: The request that asked for it, if any.
+        """
         action: Action = "bootstrap" if champion is None else "promote"
         reason = "the base model" if champion is None else "passed its gates"
-        self._write_row(
-            action, version, champion, reason=reason, request=request, report=report,
-            manifest=manifest,
-        )  # fmt: skip
-        self._registry.log_metrics(version, _measured(report, manifest))
+        self._record(Decision(action, version, champion, reason, request, report, manifest))
+        self._registry.log_metrics(version, _swap_metrics(report, manifest))
         if champion is not None:
             tags = {
                 PROMOTED_FROM: str(champion),
@@ -82,9 +136,9 @@ class Decisions:
         self.answer_promote(version, request, "promoted", reason)
 
     def finish_promotion(self, champion: int) -> None:
-        """Make up for what a controller that died after the alias moved left undone.
+        """Write what a controller did not that died after it moved the alias.
 
-        An open request would promote the champion again after a rollback.
+        A request that stayed open would promote the champion again after a rollback.
         """
         version = self._registry.version(champion)
         if version is None:
@@ -95,31 +149,29 @@ class Decisions:
         if request is not None and request.id == version.tags.get(PROMOTED_BY):
             self.answer_promote(champion, request, "promoted", "it serves")
 
-    def refused(
+    def record_refusal(
         self, version: int, *, champion: int, reason: str, request: OperatorRequest | None
     ) -> None:
-        """It never serves."""
-        self._write_row("refuse", version, champion, reason=reason, request=request)
+        """Refuse a version, which then never serves unless somebody asks for it."""
+        self._record(Decision("refuse", version, champion, reason, request))
         self._set_verdict(version, "refused")
         self.answer_promote(version, request, "refused", reason)
 
-    def failed(
+    def record_failure(
         self, version: int, *, champion: int, reason: str, request: OperatorRequest | None
     ) -> None:
-        """It passed, but could not be put into the replicas."""
-        self._write_row("fail", version, champion, reason=reason, request=request)
+        """Give up a version that could not be measured or put into the engines."""
+        self._record(Decision("fail", version, champion, reason, request))
         self._set_verdict(version, "failed")
         self.answer_promote(version, request, "failed", reason)
 
-    def rolled_back(
+    def record_rollback(
         self, version: int, *, champion: int, report: SwapReport, request: OperatorRequest
     ) -> None:
-        """An earlier version is the champion again."""
+        """Make an earlier version, which the engines serve again, the champion."""
         if version != champion:
             reason = request.reason or "asked for"
-            self._write_row(
-                "rollback", version, champion, reason=reason, request=request, report=report
-            )
+            self._record(Decision("rollback", version, champion, reason, request, report))
             self._registry.set_tags(champion, {ROLLED_BACK: reason})
             self._make_champion(version)
         self.answer_rollback(request, "rolled back", f"version {version} serves")
@@ -131,81 +183,57 @@ class Decisions:
         verdict: Literal["promoted", "refused", "failed"],
         reason: str,
     ) -> None:
-        """Tell the person who asked, if somebody did."""
+        """Reply to whoever asked to promote the version; nothing to do when nobody did."""
         if request is not None:
             self._audit(request, action=f"promote: {verdict}", subject=f"{version}", detail=reason)
-            answer = OperatorReply(id=request.id, verdict=verdict, reason=_short(reason))
+            answer = OperatorReply(id=request.id, verdict=verdict, reason=_shorten(reason))
             self._registry.set_tags(version, {PROMOTE_RESULT: answer.model_dump_json()})
 
     def answer_rollback(
         self, request: OperatorRequest, verdict: Literal["rolled back", "failed"], reason: str
     ) -> None:
-        """Tell the person who asked."""
+        """Reply to the person who asked to roll back."""
         subject = "the version before" if request.version is None else f"{request.version}"
         self._audit(request, action=f"rollback: {verdict}", subject=subject, detail=reason)
-        answer = OperatorReply(id=request.id, verdict=verdict, reason=_short(reason))
+        answer = OperatorReply(id=request.id, verdict=verdict, reason=_shorten(reason))
         self._registry.set_model_tag(ROLLBACK_RESULT, answer.model_dump_json())
 
     def _make_champion(self, version: int) -> None:
-        found = self._registry.version(version)
-        if found is not None and found.tags.get(ROLLED_BACK):
+        registered = self._registry.version(version)
+        if registered is not None and registered.tags.get(ROLLED_BACK):
             self._registry.set_tags(version, {ROLLED_BACK: ""})
-        # Every replica serves it by now: whatever a canary or shadow pinned is gone.
+        # Every engine serves the version by now, so no canary or shadow is left.
         self._journal.arms(
             champion_only(self._policy, version, reason="champion", decided_at=self._now())
         )
         self._registry.set_alias(CHAMPION, version)
 
     def _set_verdict(self, version: int, verdict: str) -> None:
-        """A version that served keeps that: it can still be rolled back to.
+        """Set the verdict and end a pending review.
 
-        Nobody has to look at it any more, so it is not among those that wait for a person.
+        A version that served keeps the verdict `promoted`, because it can still be rolled back to.
         """
-        found = self._registry.version(version)
-        if found is None or found.verdict == "promoted":
+        registered = self._registry.version(version)
+        if registered is None or registered.verdict == "promoted":
             return
         tags = {VERDICT: verdict}
-        if found.tags.get(REVIEW) == "pending":
+        if registered.tags.get(REVIEW) == "pending":
             tags[REVIEW] = NOT_NEEDED
         self._registry.set_tags(version, tags)
 
-    def _write_row(
-        self,
-        action: Action,
-        version: int,
-        champion: int | None,
-        *,
-        reason: str,
-        request: OperatorRequest | None,
-        report: SwapReport | None = None,
-        manifest: Manifest | None = None,
-    ) -> None:
-        now = self._now()
-        key = f"{self._policy}/{version} {action} over {champion} {request and request.id}"
-        self._journal.promotion(
-            PromotionRow(
-                promotion_id=str(uuid.uuid5(_NAMESPACE, key)),
-                policy=self._policy,
-                version=version,
-                from_version=champion,
-                action=action,
-                reason=reason,
-                actor="controller" if request is None else request.actor,
-                pause_ms=None if report is None else report.pause_ms,
-                stage_ms=None if report is None else report.stage_ms,
-                delta_bytes=None if manifest is None else manifest.num_bytes,
-                full_bytes=None if manifest is None else manifest.full_bytes,
-                changed_fraction=None if manifest is None else manifest.changed_fraction,
-                max_abs_logprob_diff=None if report is None else report.max_abs_diff,
-                mean_abs_logprob_diff=None if report is None else report.mean_abs_diff,
-                decided_at=now,
-                ingest_date=now.date(),
-            )
+    def _record(self, decision: Decision) -> None:
+        self._journal.promotion(decision.row(policy=self._policy, decided_at=self._now()))
+        metrics.DECISIONS.labels(decision.action).inc()
+        if decision.report is not None:
+            metrics.PAUSE_MS.observe(decision.report.pause_ms)
+        logger.info(
+            "decided",
+            extra={
+                "action": decision.action,
+                "version": decision.version,
+                "reason": decision.reason,
+            },
         )
-        metrics.DECISIONS.labels(action).inc()
-        if report is not None:
-            metrics.PAUSE_MS.observe(report.pause_ms)
-        logger.info("decided", extra={"action": action, "version": version, "reason": reason})
 
     def _audit(self, request: OperatorRequest, *, action: str, subject: str, detail: str) -> None:
         now = self._now()
@@ -222,13 +250,13 @@ class Decisions:
         )
 
 
-def _short(reason: str) -> str:
-    """Tags of a registry are bounded."""
+def _shorten(reason: str) -> str:
+    """The reason within the length that the registry allows for a tag."""
     return reason[:500]
 
 
-def _measured(report: SwapReport, manifest: Manifest) -> dict[str, float]:
-    found = {
+def _swap_metrics(report: SwapReport, manifest: Manifest) -> dict[str, float]:
+    values = {
         "deploy.pause_ms": report.pause_ms,
         "deploy.stage_ms": report.stage_ms,
         "deploy.delta_bytes": float(manifest.num_bytes),
@@ -236,6 +264,6 @@ def _measured(report: SwapReport, manifest: Manifest) -> dict[str, float]:
         "deploy.changed_fraction": manifest.changed_fraction,
     }
     if report.mean_abs_diff is not None and report.max_abs_diff is not None:
-        found["deploy.mean_abs_logprob_diff"] = report.mean_abs_diff
-        found["deploy.max_abs_logprob_diff"] = report.max_abs_diff
-    return found
+        values["deploy.mean_abs_logprob_diff"] = report.mean_abs_diff
+        values["deploy.max_abs_logprob_diff"] = report.max_abs_diff
+    return values

@@ -1,65 +1,72 @@
-"""The record of what was decided: tables `promotions`, `audit` and `arms`."""
+"""Records what was decided, in the tables `promotions`, `audit` and `arms`."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from onlinerl.deploy.promotion.arms import checked, write_arms
+from typing_extensions import override
+
+from onlinerl.deploy.promotion.arms import check_decision, write_arms
 from onlinerl.rollout_store.schema import ArmRow, AuditRow, PromotionRow
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.rows import to_table
 
 
 class Journal(Protocol):
-    """Append-only. A row whose id is there already counts once: readers take the first."""
+    """An append-only record. Of several rows with one id, readers take the first."""
 
     def promotion(self, row: PromotionRow) -> None:
-        """A change of what serves, or a refusal."""
+        """Record that another version serves, or that one was refused."""
         ...
 
     def audit(self, row: AuditRow) -> None:
-        """Who asked for what."""
+        """Record who asked for what."""
         ...
 
     def arms(self, decision: Sequence[ArmRow]) -> None:
-        """Which versions take part of the traffic; of several decisions the newest holds."""
+        """Record which versions take part of the traffic; the newest decision counts.
+
+        Raises:
+            ConfigError: when gateways could not follow the decision.
+        """
         ...
 
 
-class DeltaJournal:
-    """In the rollout store."""
+class DeltaJournal(Journal):
+    """The record in the rollout store; every call is one commit."""
 
     def __init__(self, store: DeltaStore) -> None:
         self._store = store
 
+    @override
     def promotion(self, row: PromotionRow) -> None:
-        """One commit."""
         self._store.append("promotions", to_table([row]))
 
+    @override
     def audit(self, row: AuditRow) -> None:
-        """One commit."""
         self._store.append("audit", to_table([row]))
 
+    @override
     def arms(self, decision: Sequence[ArmRow]) -> None:
-        """One commit."""
         write_arms(self._store, decision)
 
 
-class MemoryJournal:
-    """The twin."""
+class MemoryJournal(Journal):
+    """The twin for unit tests."""
 
     def __init__(self) -> None:
         self.promotions: dict[str, PromotionRow] = {}
         self.audits: dict[str, AuditRow] = {}
         self.decisions: list[Sequence[ArmRow]] = []
 
+    @override
     def promotion(self, row: PromotionRow) -> None:
-        """First one wins, as for readers of the table."""
         self.promotions.setdefault(row.promotion_id, row)
 
+    @override
     def audit(self, row: AuditRow) -> None:
-        """First one wins."""
         self.audits.setdefault(row.audit_id, row)
 
+    @override
     def arms(self, decision: Sequence[ArmRow]) -> None:
-        """The last one holds."""
-        self.decisions.append(checked(decision))
+        check_decision(decision)
+        self.decisions.append(decision)

@@ -1,4 +1,4 @@
-"""From a registered checkpoint to a published version: a delta on the champion, or an anchor."""
+"""Publishes registered checkpoints for the engines: as a delta on the champion, or an anchor."""
 
 import logging
 from pathlib import Path
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Writes each version once.
+    """Publishes each version of a policy once.
 
     Args:
-        root: Folder of the policy's versions.
-        policy: Its name.
+        root: Folder of the policy's published versions.
+        policy: Name of the policy.
         checkpoints: Local copies of registered versions.
-        anchor_every: Longest chain of deltas on one anchor.
+        anchor_every: Largest number of deltas in a chain; then comes another anchor.
     """
 
     def __init__(
@@ -39,7 +39,11 @@ class Publisher:
         self._anchor_every = anchor_every
 
     def publish(self, version: int, *, champion: int | None) -> Manifest:
-        """The manifest of the version, written now or earlier.
+        """Publish a version unless it is published already; returns its manifest.
+
+        Args:
+            version: Number of the version.
+            champion: The version that a delta may start from; None publishes an anchor.
 
         Raises:
             WeightsError: when the checkpoint is damaged or incomplete, or the number was published
@@ -66,13 +70,13 @@ class Publisher:
         )
 
     def manifest(self, version: int) -> Manifest:
-        """Of a published version.
+        """The manifest of a published version.
 
         Raises:
-            WeightsError: when it is not published, or was from another registry.
+            WeightsError: when the version is not published, or was published from another registry.
         """
         manifest = read_manifest(self.root, version)
-        # One without an origin was written before manifests named theirs.
+        # Manifests of older releases name no origin.
         if manifest.origin and manifest.origin != self._checkpoints.name(version):
             raise WeightsError(
                 f"version {version} in {version_folder(self.root, version)} comes from another"

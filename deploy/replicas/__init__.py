@@ -1,4 +1,4 @@
-"""The engines as the controller sees them: stage, commit, prove.
+"""The engines as the controller sees them: stage, commit and verify a version.
 
-Imports only the base of deploy.
+Imports no other room of deploy.
 """

@@ -1,4 +1,4 @@
-"""A serving engine as the controller sees it: its weights, and nothing about requests."""
+"""The controller's side of one serving engine: its weights and version id, never its requests."""
 
 import http.client
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import override
 
 from onlinerl.errors import ServiceUnavailable, WeightsError
 
@@ -18,40 +19,50 @@ UNKNOWN = "unknown"
 
 
 class WorkerStatus(BaseModel):
-    """What one worker of an engine says of its weights."""
+    """The weights of one worker of an engine, as the worker reports them."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     state: Literal["idle", "busy", "staged", "failed"]
     version: int | None = None
-    """Version in the model; None for the checkpoint that it started with."""
+    """Version in the model; None for the checkpoint that the engine started with."""
     settled: bool = True
-    """False between applying a version and moving the version id."""
+    """False from applying a version until the version id moved."""
     target: int | None = None
-    """Version that was asked for last."""
+    """Version that was staged last, or is being staged."""
     error: str | None = None
+    """Why staging failed."""
     digest: str | None = None
-    """Over the host copy of what serves, once it was asked for."""
+    """Checksum of the host copy of the weights; None until `checksum` computed it."""
     stage_ms: float | None = None
+    """Time that staging took, milliseconds."""
     num_bytes: int | None = None
+    """Bytes of payload that staging read."""
     apply_ms: float | None = None
+    """Time that applying took, milliseconds."""
     broken: str | None = None
+    """Why the worker's weights are in no known state; only a restart repairs it."""
 
 
-class Replica(Protocol):
-    """One engine. Every call has a timeout and raises ServiceUnavailable after it."""
+class EngineControl(Protocol):
+    """One engine. Every call is bounded in time.
+
+    Raises:
+        ServiceUnavailable: by every call, when the engine does not answer in time.
+        WeightsError: by every call, when the engine refuses it.
+    """
 
     @property
     def name(self) -> str:
-        """Its address, for messages."""
+        """The engine's address, for messages."""
         ...
 
     def stamp(self) -> str:
-        """The version id that answers carry now."""
+        """The version id that answers carry now, e.g. `assistant/12`."""
         ...
 
     def set_stamp(self, stamp: str) -> None:
-        """Change the version id alone; only to correct it."""
+        """Change the version id without the weights; only to correct it."""
         ...
 
     def is_paused(self) -> bool:
@@ -59,7 +70,7 @@ class Replica(Protocol):
         ...
 
     def pause(self) -> None:
-        """Freeze requests and drop keys and values of the old weights."""
+        """Freeze requests and drop the keys and values that the old weights computed."""
         ...
 
     def resume(self) -> None:
@@ -67,42 +78,42 @@ class Replica(Protocol):
         ...
 
     def stage(self, root: Path, version: int) -> None:
-        """Start to make a version ready."""
+        """Start to fetch, verify and decode a version while serving goes on; poll `status`."""
         ...
 
     def status(self) -> Sequence[WorkerStatus]:
-        """Of every worker."""
+        """The status of every worker."""
         ...
 
     def apply(self, version: int, stamp: str) -> None:
-        """Put the staged version in and move the version id. Needs a pause."""
+        """Load the staged version into the model, then move the version id; call `pause` before."""
         ...
 
     def revert(self) -> None:
-        """Leave an update that was begun and not finished. Needs a pause."""
+        """Take back an update that was begun and not finished; call `pause` before."""
         ...
 
     def checksum(self) -> None:
-        """Start to hash what serves."""
+        """Start to hash the weights that serve; `status` gives the digest."""
         ...
 
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Of every token after the first, at temperature 1, given those before it."""
+        """Log-probability of every token after the first, at temperature 1, nats."""
         ...
 
 
 _STATUSES = TypeAdapter(list[WorkerStatus])
 
 
-class HttpReplica:
-    """A vLLM engine with our weight transfer in it.
+class HttpEngineControl(EngineControl):
+    """A vLLM engine that runs our weight transfer, over HTTP.
 
     Args:
-        url: Its address.
-        policy: Model name that it serves.
-        request_timeout_s: Bound on a short call.
-        commit_timeout_s: Bound on a call that waits for the model.
-        secret: What a guard in front of the engine asks for.
+        url: Address of the engine.
+        policy: Name under which it serves the model.
+        request_timeout_s: Bound on a short call, seconds.
+        commit_timeout_s: Bound on a call that waits for the model, seconds.
+        secret: Bearer token for the guard in front of the engine; None without a guard.
     """
 
     def __init__(
@@ -123,44 +134,48 @@ class HttpReplica:
             self._headers["Authorization"] = f"Bearer {secret}"
 
     @property
+    @override
     def name(self) -> str:
-        """Its address."""
         return self._url
 
+    @override
     def stamp(self) -> str:
-        """From `/weight_info`."""
         return str(_member(self._call("GET", "/weight_info"), "weight_version"))
 
+    @override
     def set_stamp(self, stamp: str) -> None:
-        """Through `/update_weight_version`."""
         self._call("POST", "/update_weight_version", {"new_version": stamp})
 
+    @override
     def is_paused(self) -> bool:
-        """From `/is_paused`."""
         return bool(_member(self._call("GET", "/is_paused"), "is_paused"))
 
+    @override
     def pause(self) -> None:
-        """Mode `keep`: requests stay, and compute their keys and values again when they go on."""
+        # `keep` leaves requests in the engine; they compute their keys and values again.
         self._call("POST", "/pause?mode=keep&clear_cache=true", timeout_s=self._commit_timeout_s)
 
+    @override
     def resume(self) -> None:
-        """Through `/resume`."""
         self._call("POST", "/resume", timeout_s=self._commit_timeout_s)
 
+    @override
     def stage(self, root: Path, version: int) -> None:
-        """Through a worker method; see `serving.weight_transfer`."""
         self._workers("stage_weights", json.dumps({"root": str(root), "version": version}))
 
+    @override
     def status(self) -> Sequence[WorkerStatus]:
-        """Of every worker."""
         answer = self._workers("weights_status")
         try:
             return _STATUSES.validate_python(answer)
         except ValidationError as error:
-            raise WeightsError(f"{self._url} told no status of its weights: {error}") from error
+            raise WeightsError(
+                f"{self._url} reported a status of its weights that cannot be read: {error}"
+            ) from error
 
+    @override
     def apply(self, version: int, stamp: str) -> None:
-        """Three calls of vLLM's weight update; the last one moves the id."""
+        # The last of the three calls moves the version id.
         timeout_s = self._commit_timeout_s
         self._call("POST", "/start_weight_update", timeout_s=timeout_s)
         update = {"update_info": {"version": version}}
@@ -168,16 +183,17 @@ class HttpReplica:
         finish = {"weight_version": stamp}
         self._call("POST", "/finish_weight_update", finish, timeout_s=timeout_s)
 
+    @override
     def revert(self) -> None:
-        """Through a worker method."""
         self._workers("revert_weights", timeout_s=self._commit_timeout_s)
 
+    @override
     def checksum(self) -> None:
-        """Through a worker method."""
         self._workers("checksum_weights")
 
+    @override
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Teacher-forced: the tokens are a prompt, and vLLM scores prompts on request."""
+        # vLLM scores the tokens of a prompt on request.
         body = {
             "model": self._policy,
             "token_ids": list(token_ids),
@@ -187,9 +203,15 @@ class HttpReplica:
             "POST", "/inference/v1/generate", body, timeout_s=self._commit_timeout_s
         )
         positions = _member(answer, "prompt_logprobs")
-        assert isinstance(positions, list)
-        scored = zip(token_ids[1:], positions[1:], strict=True)
-        return [float(position[str(token_id)]["logprob"]) for token_id, position in scored]
+        if not isinstance(positions, list):
+            raise WeightsError(f"{self._url} answered without a list of logprobs: {positions!r}")
+        try:
+            scored = zip(token_ids[1:], positions[1:], strict=True)
+            return [float(position[str(token_id)]["logprob"]) for token_id, position in scored]
+        except (KeyError, TypeError, ValueError) as error:
+            raise WeightsError(
+                f"{self._url} did not answer with a logprob of every token: {error!r}"
+            ) from error
 
     def _workers(self, method: str, *args: str, timeout_s: float | None = None) -> object:
         body = {"method": method, "args": list(args)}
@@ -229,12 +251,11 @@ def _member(answer: object, key: str) -> object:
     return answer[key]
 
 
-class MemoryReplica:
-    """The twin: keeps versions as numbers, and fails where a test says so.
+class MemoryEngineControl(EngineControl):
+    """The twin for unit tests: keeps versions as numbers, and fails where a test tells it to.
 
     Args:
-        name: Its address.
-        fault: Called with `<call>` before each call that changes something; may raise.
+        name: Address of the engine.
     """
 
     def __init__(self, name: str = "memory:0") -> None:
@@ -243,13 +264,15 @@ class MemoryReplica:
         self._status = WorkerStatus(state="idle")
         self._paused = False
         self._updating = False
+        self._before: int | None = None
         self.faults: dict[str, BaseException] = {}
-        """Raised by the call of that name, until a test takes it out."""
+        """Errors by the name of the call that raises them, until a test removes them."""
         self.digests: dict[int | None, str] = {}
-        """What `checksum` finds per version."""
+        """Digest that `checksum` computes, by version."""
         self.scores: dict[int | None, list[float]] = {}
-        """What `logprobs` gives per version."""
+        """Result of `logprobs`, by version; zeros for any other version."""
         self.calls: list[str] = []
+        """Names of the calls so far, in order."""
         self._lock = threading.Lock()
 
     def _enter(self, call: str) -> None:
@@ -259,36 +282,37 @@ class MemoryReplica:
             raise self.faults[call]
 
     @property
+    @override
     def name(self) -> str:
-        """As given."""
         return self._name
 
+    @override
     def stamp(self) -> str:
-        """As last set."""
         self._enter("stamp")
         return self._stamp
 
+    @override
     def set_stamp(self, stamp: str) -> None:
-        """At once."""
         self._enter("set_stamp")
         self._stamp = stamp
 
+    @override
     def is_paused(self) -> bool:
-        """After `pause`."""
         return self._paused
 
+    @override
     def pause(self) -> None:
-        """At once."""
         self._enter("pause")
         self._paused = True
 
+    @override
     def resume(self) -> None:
-        """At once."""
         self._enter("resume")
         self._paused = False
 
+    @override
     def stage(self, root: Path, version: int) -> None:
-        """At once; a fault named `staging` is found by `status`, as in a real worker."""
+        # A fault named `staging` shows in `status`, as one of a real worker does.
         self._enter("stage")
         error = self.faults.get("staging")
         state: Literal["failed", "staged"] = "failed" if error else "staged"
@@ -296,13 +320,14 @@ class MemoryReplica:
             update={"state": state, "target": version, "error": error and str(error)}
         )
 
+    @override
     def status(self) -> Sequence[WorkerStatus]:
-        """Of the only worker."""
         self._enter("status")
         return [self._status]
 
+    @override
     def apply(self, version: int, stamp: str) -> None:
-        """Three steps as in vLLM, so that a test can fail between them."""
+        # Three steps as in vLLM, so that a test can fail between them.
         assert self._paused
         self._enter("apply")
         if self._updating:
@@ -311,18 +336,17 @@ class MemoryReplica:
         self._enter("update")
         if self._status.state != "staged" or self._status.target != version:
             raise WeightsError(f"version {version} is not staged")
-        before = self._status.version
+        self._before = self._status.version
         self._status = self._status.model_copy(
             update={"state": "idle", "version": version, "settled": False, "digest": None}
         )
-        self._before = before
         self._enter("finish")
         self._updating = False
         self._status = self._status.model_copy(update={"settled": True})
         self._stamp = stamp
 
+    @override
     def revert(self) -> None:
-        """Back to the version before an unfinished `apply`."""
         assert self._paused
         self._enter("revert")
         self._updating = False
@@ -331,18 +355,18 @@ class MemoryReplica:
                 update={"version": self._before, "settled": True}
             )
 
+    @override
     def checksum(self) -> None:
-        """At once."""
         self._enter("checksum")
         digest = self.digests.get(self._status.version)
         self._status = self._status.model_copy(update={"digest": digest})
 
+    @override
     def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """As given by the test, zeros otherwise."""
         self._enter("logprobs")
         return self.scores.get(self._status.version, [0.0] * (len(token_ids) - 1))
 
     def restart(self) -> None:
-        """As a process that was killed and started again: version and stamp are gone."""
+        """Lose version and stamp, as a process does that was killed and started again."""
         self._stamp, self._status, self._paused = "default", WorkerStatus(state="idle"), False
         self._updating = False

@@ -1,4 +1,4 @@
-"""The format of published weights: anchors, deltas, manifests; serving imports only this room.
+"""The format of published weights: anchors, deltas and their manifests; `delta` explains it.
 
-Imports no other room.
+Imports no other room of deploy; serving imports only this one.
 """

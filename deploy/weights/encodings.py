@@ -1,14 +1,14 @@
-"""How the change of one tensor is written, losslessly, as few bytes as possible.
+"""The change of one tensor, losslessly encoded in as few bytes as possible.
 
-Four encodings; `encode` tries those that apply and keeps the smallest:
+There are four encodings; `encode` tries those that apply and keeps the smallest payload:
 
 - `full`: the new values. Needs no base.
-- `overwrite`: where something changed, and the new values there. May be applied twice.
-- `ulp`: where something changed, and by how many representable numbers. Needs the exact base.
+- `overwrite`: the positions that changed and the new values there. May be applied twice.
+- `ulp`: the positions that changed and the distance in representable numbers. Needs the exact base.
 - `xor_shuffle`: old XOR new for every element. Needs the exact base; best when most changed.
 
-Multi-byte values are split into byte planes before compression (zstd, level 1): the high byte of a
-small step is nearly always zero, and a run of zeros costs nothing.
+Multi-byte values are split into byte planes before compression (zstd, level 1). The high byte of a
+small distance is nearly always zero, and a run of zeros costs nothing.
 """
 
 from typing import Literal, get_args
@@ -28,7 +28,10 @@ _ESCAPE = 255
 
 
 def encode(old: Bits | None, new: Bits) -> tuple[Encoding, bytes]:
-    """The smallest payload that turns `old` into `new`; without `old` it is always `full`."""
+    """The smallest payload that turns `old` into `new`, and its encoding.
+
+    Without `old` the encoding is `full`.
+    """
     if old is None:
         return "full", encode_as("full", new, new)
     # `full` loses to `xor_shuffle` only when the base helps, so all are tried.
@@ -38,7 +41,7 @@ def encode(old: Bits | None, new: Bits) -> tuple[Encoding, bytes]:
 
 
 def encode_as(encoding: Encoding, old: Bits, new: Bits) -> bytes:
-    """The payload of `new` over `old` in one encoding."""
+    """The payload that turns `old` into `new`, in the given encoding."""
     if encoding == "full":
         return _compress(_planes(new))
     if encoding == "xor_shuffle":
@@ -50,16 +53,16 @@ def encode_as(encoding: Encoding, old: Bits, new: Bits) -> bytes:
 
 
 def decode(encoding: Encoding, old: Bits | None, payload: bytes, *, like: Bits) -> Bits:
-    """The new values.
+    """The new values that a payload and its base give.
 
     Args:
-        encoding: How `payload` was written.
-        old: The base; only `full` does without.
-        payload: What `encode` returned.
+        encoding: Encoding of `payload`.
+        old: The base; None is allowed for `full` only.
+        payload: Bytes from `encode`.
         like: An array with the length and type of the result.
 
     Raises:
-        WeightsError: when the payload cannot belong to this base and shape.
+        WeightsError: when the payload is damaged or does not fit `old` and `like`.
     """
     data = _decompress(payload, max_bytes=_max_raw_bytes(like))
     if encoding == "full":
@@ -74,7 +77,7 @@ def decode(encoding: Encoding, old: Bits | None, payload: bytes, *, like: Bits) 
 def _apply_sparse(encoding: Encoding, old: Bits, data: bytes) -> Bits:
     num_gap_bytes = int.from_bytes(data[:8], "little")
     if num_gap_bytes > len(data) - 8:
-        raise WeightsError("a payload is cut short: its positions do not fit")
+        raise WeightsError("a payload is cut short: it ends within its positions")
     changed = _positions(np.frombuffer(data, np.uint8, count=num_gap_bytes, offset=8))
     if changed.size and changed[-1] >= old.size:
         raise WeightsError(f"a payload changes element {changed[-1]} of {old.size}")
@@ -85,7 +88,7 @@ def _apply_sparse(encoding: Encoding, old: Bits, data: bytes) -> Bits:
 
 
 def _gaps(positions: NDArray[np.intp]) -> NDArray[np.uint8]:
-    """Distances between sorted positions, one byte each; 255 says "add 255 and read on"."""
+    """Distances between sorted positions, one byte each; 255 means "add 255 and read on"."""
     distances = np.diff(positions, prepend=0)
     num_escapes = distances // _ESCAPE
     ends = np.cumsum(num_escapes + 1) - 1
@@ -114,13 +117,14 @@ def _unordered(ordered: Bits) -> Bits:
 def _steps(old: Bits, new: Bits) -> Bits:
     """Zig-zag distance in representable numbers: 0, -1, 1, -2, ... become 0, 1, 2, 3, ..."""
     signed = np.dtype(f"<i{old.dtype.itemsize}")
-    # Wraps around at the end of the type, and back when it is undone: no step is too long.
+    # A long distance wraps around at the end of the type, and `_step` wraps it back.
     distance = (_ordered(new) - _ordered(old)).view(signed)
     zigzag = (distance << 1) ^ (distance >> (old.dtype.itemsize * 8 - 1))
     return zigzag.view(old.dtype)
 
 
 def _step(old: Bits, zigzag: Bits) -> Bits:
+    """The inverse of `_steps`: `old` moved by its distances."""
     signed = np.dtype(f"<i{old.dtype.itemsize}")
     distance = (zigzag >> 1).view(signed) ^ -(zigzag & 1).view(signed)
     return _unordered(_ordered(old) + distance.view(old.dtype))
@@ -140,7 +144,7 @@ def _unplanes(data: bytes, *, count: int, dtype: np.dtype[np.unsignedinteger]) -
 
 
 def _max_raw_bytes(like: Bits) -> int:
-    """Every element named alone (at most one gap byte and its escapes) and carried in full."""
+    """Size of the largest valid payload: every element has a gap byte, escapes and a full value."""
     return 8 + like.size * (1 + like.dtype.itemsize) + like.size // _ESCAPE + 1
 
 
@@ -149,7 +153,7 @@ def _compress(data: bytes) -> bytes:
 
 
 def _decompress(payload: bytes, *, max_bytes: int) -> bytes:
-    """Bounded by the tensor's own size: a damaged header cannot ask for all memory."""
+    """Decompress at most `max_bytes`, so that a damaged header cannot ask for all memory."""
     try:
         size = zstandard.frame_content_size(payload)
         if not 0 <= size <= max_bytes:

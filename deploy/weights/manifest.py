@@ -1,12 +1,14 @@
-"""The description of one published version, and the rule for reading it.
+"""The description of one published version.
 
     weights/<policy>/v000012/
-    ├── manifest.json   what this file declares
-    ├── forward.bin     payloads that lead here: the full weights, or the change from the parent
+    ├── manifest.json   a `Manifest`: tensors, their payloads and checksums
+    ├── forward.bin     payloads that lead to this version: the full weights of an anchor, or the
+    │                   change from the parent of a delta
     ├── inverse.bin     payloads that lead back to the parent (deltas only)
-    └── READY           checksum of manifest.json, written last
+    └── READY           SHA-256 of manifest.json in hexadecimal, written last
 
-A folder without a READY that fits its manifest does not exist for a reader.
+A reader treats a folder without READY as absent, and refuses one whose READY does not fit its
+manifest.
 """
 
 import hashlib
@@ -31,26 +33,30 @@ class _Model(BaseModel):
 
 
 class Payload(_Model):
-    """Where the bytes of one tensor lie in a payload file."""
+    """The bytes of one tensor in a payload file."""
 
     encoding: Encoding
     offset: int = Field(ge=0)
+    """Position of the first byte."""
     num_bytes: int = Field(ge=0)
 
 
 class TensorEntry(_Model):
-    """One tensor of a version; without payloads it is the parent's, bit for bit."""
+    """One tensor of a version. Without payloads it equals the parent's tensor, bit for bit."""
 
     dtype: str
+    """Safetensors dtype name, e.g. `BF16`."""
     shape: tuple[int, ...]
     sha256: str
-    """Of the values of this version."""
+    """Checksum of this version's values."""
     num_changed: int = Field(ge=0)
     """Elements whose bits differ from the parent's; all of them in an anchor."""
     forward: Payload | None = None
+    """Payload that gives this version's values."""
     inverse: Payload | None = None
+    """Payload that gives the parent's values back."""
     parent_sha256: str | None = None
-    """Of the values that `forward` starts from and `inverse` gives back."""
+    """Checksum of the parent's values; None in an anchor."""
 
 
 class FileEntry(_Model):
@@ -61,24 +67,29 @@ class FileEntry(_Model):
 
 
 class Manifest(_Model):
-    """A published version."""
+    """Everything that a reader needs to know about a published version."""
 
     format_version: Literal[1] = 1
     policy: str
     version: int = Field(ge=1)
     origin: str = ""
-    """Name of the checkpoint that it was made of. Numbers begin anew in another registry."""
+    """Name of the checkpoint it was made of. It tells apart equal numbers of two registries."""
     parent_version: int | None = None
-    """The version that a delta starts from."""
+    """The version that a delta starts from; None in an anchor."""
     kind: Literal["anchor", "delta"]
+    """Whether the version holds full weights or the change from its parent."""
     tensors: dict[str, TensorEntry]
+    """All tensors by checkpoint name, also those that did not change."""
     files: dict[str, FileEntry]
+    """The payload files by name."""
     num_changed: int = Field(ge=0)
+    """Elements whose bits differ from the parent's; all of them in an anchor."""
     num_elements: int = Field(ge=0)
+    """Elements of all tensors."""
     num_bytes: int = Field(ge=0)
-    """What has to travel to go from the parent to this version."""
+    """Size of `forward.bin`: the bytes that an engine on the parent has to fetch."""
     full_bytes: int = Field(ge=0)
-    """What the dense weights take."""
+    """Size of the full weights, uncompressed, bytes."""
 
     @model_validator(mode="after")
     def _a_delta_has_a_parent(self) -> Self:
@@ -92,23 +103,23 @@ class Manifest(_Model):
         return self.num_changed / max(1, self.num_elements)
 
     def digest(self) -> str:
-        """One checksum over all resulting tensors."""
+        """One checksum over the tensors of this version."""
         return digest({name: entry.sha256 for name, entry in self.tensors.items()})
 
 
 def digest(checksums: Mapping[str, str]) -> str:
-    """One checksum over the checksums of tensors by name."""
+    """One checksum over the checksums of tensors, given by name, in any order."""
     lines = (f"{name} {checksums[name]}\n" for name in sorted(checksums))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def version_folder(root: Path, version: int) -> Path:
-    """Folder of a version below the policy's weights root."""
+    """Folder of a version below `root`, the folder of the policy's versions."""
     return root / f"v{version:06d}"
 
 
 def is_published(root: Path, version: int) -> bool:
-    """Whether the version was written to its end."""
+    """Whether the version was written completely."""
     return (version_folder(root, version) / READY).is_file()
 
 
@@ -116,7 +127,7 @@ def read_manifest(root: Path, version: int) -> Manifest:
     """The manifest of a published version.
 
     Raises:
-        WeightsError: when the version is missing, half-written, or its manifest was altered.
+        WeightsError: when the version is missing or incomplete, or its manifest was altered.
     """
     folder = version_folder(root, version)
     if not is_published(root, version):

@@ -1,11 +1,12 @@
-"""From the version that is here to the version that is wanted.
+"""From the version that an engine holds to the version that it should hold.
 
-Versions form a tree: a delta leads from its parent to it and its inverse leads back; an anchor
-stands alone. A path never jumps: every step starts from the exact weights that it was written
-against, and the result is checked against the target's own checksums.
+Versions form trees: an anchor is a root, a delta leads from its parent to itself, and its inverse
+leads back. Every step of a path starts from exactly the weights that it was written against, and
+the result is checked against the checksums of the target.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,10 +30,12 @@ from onlinerl.errors import WeightsError
 
 @dataclass(frozen=True)
 class Step:
-    """One payload file to replay: `manifest`'s way here, or its way back to the parent."""
+    """One payload file to apply: from a version's parent to the version, or back."""
 
     manifest: Manifest
+    """The version whose file it is."""
     direction: Literal["forward", "inverse"]
+    """`forward` leads to the version, `inverse` from it back to its parent."""
 
     @property
     def file(self) -> str:
@@ -46,38 +49,52 @@ class Step:
 
 
 def plan(root: Path, *, target: int, current: int | None) -> list[Step]:
-    """The steps to `target`, from `current` when a contiguous path exists, else from an anchor.
+    """The steps to `target`: from `current` when both are in one chain, else from an anchor.
+
+    Args:
+        root: Folder of the policy's versions.
+        target: The version to get to.
+        current: The version to start from; None starts from an anchor.
 
     Raises:
-        WeightsError: when the target is not published, or its chain has a gap and no anchor.
+        WeightsError: when the target is not published, or a version between it and its anchor is
+            missing.
     """
     to_target = _lineage(root, target)
-    if current is None:
+    to_current: Sequence[Manifest] = []
+    if current is not None and is_published(root, current):
+        to_current = _lineage(root, current)
+    ancestor = common_ancestor(to_current, to_target)
+    if ancestor is None:
         return _from_anchor(root, to_target, target=target)
-    if current == target:
-        return []
-    # Inverses up to the nearest version that both descend from, then forward again.
-    upwards: list[Step] = []
-    at: int | None = current
-    while at is not None and at not in {step.version for step in to_target}:
-        manifest = read_manifest(root, at) if is_published(root, at) else None
-        if manifest is None or manifest.kind == "anchor":
-            return _from_anchor(root, to_target, target=target)
-        upwards.append(Step(manifest, "inverse"))
-        at = manifest.parent_version
-    versions = [manifest.version for manifest in to_target]
-    if at not in versions:
-        return _from_anchor(root, to_target, target=target)
-    downwards = to_target[versions.index(at) + 1 :]
-    return upwards + [Step(manifest, "forward") for manifest in downwards]
+    inverses = [Step(manifest, "inverse") for manifest in reversed(_below(ancestor, to_current))]
+    return inverses + [Step(manifest, "forward") for manifest in _below(ancestor, to_target)]
 
 
-def _lineage(root: Path, target: int) -> list[Manifest]:
-    """The target and its contiguous ancestors, oldest first, back to the nearest anchor."""
-    lineage = [read_manifest(root, target)]
+def common_ancestor(current: Sequence[Manifest], target: Sequence[Manifest]) -> int | None:
+    """The newest version that is in both lineages; None when their chains are separate.
+
+    Args:
+        current: A version and its ancestors, oldest first.
+        target: Another version and its ancestors, oldest first.
+    """
+    versions = {manifest.version for manifest in current}
+    shared = [manifest.version for manifest in target if manifest.version in versions]
+    return shared[-1] if shared else None
+
+
+def _below(ancestor: int, lineage: Sequence[Manifest]) -> Sequence[Manifest]:
+    """The versions of a lineage that descend from `ancestor`, oldest first."""
+    versions = [manifest.version for manifest in lineage]
+    return lineage[versions.index(ancestor) + 1 :]
+
+
+def _lineage(root: Path, version: int) -> list[Manifest]:
+    """The version and its ancestors, oldest first, back to an anchor or to a gap."""
+    lineage = [read_manifest(root, version)]
     while (parent := lineage[0].parent_version) is not None and is_published(root, parent):
         if parent in {manifest.version for manifest in lineage}:
-            raise WeightsError(f"the chain to version {target} runs in a circle at {parent}")
+            raise WeightsError(f"the chain to version {version} runs in a circle at {parent}")
         lineage.insert(0, read_manifest(root, parent))
     return lineage
 
@@ -93,6 +110,7 @@ def _from_anchor(root: Path, lineage: list[Manifest], *, target: int) -> list[St
 
 
 def _nearest_anchor(root: Path, target: int) -> str:
+    """The half of an error message that names an anchor to start from."""
     versions = sorted(int(folder.name[1:]) for folder in root.glob("v[0-9]*"))
     anchors = [
         version
@@ -112,13 +130,14 @@ def resolve(
 
     Args:
         root: Folder of the policy's versions.
-        target: Version that is wanted.
-        current: Version of `base`; None takes the nearest anchor.
-        base: Weights that are here; tensors that do not change are shared with the result.
+        target: The version to get to.
+        current: Version of `base`; None starts from the target's anchor.
+        base: The weights to start from. They are never altered; the result shares the tensors that
+            do not change with them.
 
     Raises:
-        WeightsError: for a missing version, a gap, a damaged file or weights that do not fit. The
-            base is never altered.
+        WeightsError: when a version is missing, a file is damaged, or `base` does not hold the
+            weights of `current`.
     """
     steps = plan(root, target=target, current=current if base is not None else None)
     weights = dict(base or {})
@@ -130,17 +149,20 @@ def resolve(
 
 
 def verify(weights: Weights, manifest: Manifest) -> None:
-    """Check every tensor against the manifest.
+    """Check that `weights` are those of the manifest, bit for bit.
 
     Raises:
-        WeightsError: naming the first tensor that differs.
+        WeightsError: when a tensor is missing or differs; the message names the first.
     """
     for name, entry in manifest.tensors.items():
         tensor = weights.get(name)
         if tensor is None:
             raise WeightsError(f"tensor {name!r} of version {manifest.version} is missing")
         if (tensor.dtype, tensor.shape) != (entry.dtype, entry.shape):
-            raise WeightsError(f"tensor {name!r} is {tensor.dtype}{tensor.shape}")
+            raise WeightsError(
+                f"tensor {name!r} is {tensor.dtype}{tensor.shape}, but version {manifest.version}"
+                f" has {entry.dtype}{entry.shape}"
+            )
         if tensor.sha256() != entry.sha256:
             raise WeightsError(
                 f"tensor {name!r} does not have the checksum of version {manifest.version}"
@@ -158,7 +180,7 @@ def _replay(root: Path, step: Step, weights: Weights) -> dict[str, HostTensor]:
 
 
 def _read_payloads(root: Path, step: Step) -> bytes:
-    """The payload file as a whole, checked before a byte of it is used."""
+    """The whole payload file; its checksum is verified before any byte is decoded."""
     file = version_folder(root, step.manifest.version) / step.file
     expected = step.manifest.files[step.file]
     try:
@@ -166,7 +188,10 @@ def _read_payloads(root: Path, step: Step) -> bytes:
     except OSError as error:
         raise WeightsError(f"{file} cannot be read: {error}") from error
     if len(data) != expected.num_bytes or hashlib.sha256(data).hexdigest() != expected.sha256:
-        raise WeightsError(f"{file} is damaged: its checksum is not the one in the manifest")
+        raise WeightsError(
+            f"{file} is damaged: its size or checksum is not the one in the manifest;"
+            " copy the version again"
+        )
     return data
 
 
@@ -176,7 +201,10 @@ def _decode_tensor(
     element = bits_dtype(entry.dtype)
     like: Bits = np.empty(int(np.prod(entry.shape, dtype=np.int64)), dtype=element)
     if old is not None and (old.dtype, old.shape) != (entry.dtype, entry.shape):
-        raise WeightsError(f"tensor {name!r} is {old.dtype}{old.shape} in the base")
+        raise WeightsError(
+            f"tensor {name!r} is {old.dtype}{old.shape} in the base, but the payload changes a"
+            f" {entry.dtype}{entry.shape}"
+        )
     raw = data[payload.offset : payload.offset + payload.num_bytes]
     base = None if old is None else old.bits
     return HostTensor(entry.dtype, entry.shape, decode(payload.encoding, base, raw, like=like))

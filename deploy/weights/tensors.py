@@ -1,7 +1,7 @@
-"""Checkpoint tensors as bit patterns, read from safetensors without a tensor library.
+"""Tensors of a checkpoint as bit patterns, read from safetensors files without a tensor library.
 
-Weights are compared and shipped as unsigned integers: two floats are the same weight only when
-their bits are. Names are those of the Hugging Face checkpoint.
+Weights are compared and stored as unsigned integers, because two floats are the same weight only
+when their bits are equal. Tensor names are those of the Hugging Face checkpoint.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onlinerl.errors import WeightsError
 
 Bits = NDArray[np.unsignedinteger]
-"""One-dimensional, little-endian, as wide as the element."""
+"""A one-dimensional array of little-endian integers, each as wide as an element."""
 
 _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -34,6 +34,7 @@ class HostTensor:
     """Safetensors dtype name, e.g. `BF16`."""
     shape: tuple[int, ...]
     bits: Bits
+    """The values in row-major order."""
 
     @property
     def num_bytes(self) -> int:
@@ -41,19 +42,19 @@ class HostTensor:
         return int(self.bits.nbytes)
 
     def sha256(self) -> str:
-        """Checksum of the values; name, dtype and shape are checked beside it."""
+        """Checksum of the values alone, without name, dtype and shape."""
         return hashlib.sha256(np.ascontiguousarray(self.bits).data).hexdigest()
 
 
 Weights = Mapping[str, HostTensor]
-"""A full set of weights by checkpoint name."""
+"""A full set of weights: tensors by checkpoint name."""
 
 
 def bits_dtype(dtype: str) -> np.dtype[np.unsignedinteger]:
     """The unsigned integer type that holds an element of `dtype`.
 
     Raises:
-        WeightsError: for a dtype that is not known.
+        WeightsError: when the dtype is not one of safetensors.
     """
     if dtype not in _ITEM_BYTES:
         raise WeightsError(f"dtype {dtype!r} is not known; expected one of {sorted(_ITEM_BYTES)}")
@@ -61,10 +62,13 @@ def bits_dtype(dtype: str) -> np.dtype[np.unsignedinteger]:
 
 
 def read_checkpoint(folder: Path) -> dict[str, HostTensor]:
-    """All tensors of a Hugging Face checkpoint folder, mapped rather than read.
+    """All tensors of a Hugging Face checkpoint folder by name.
+
+    Files are memory-mapped, so that only the tensors that are used take memory.
 
     Raises:
-        WeightsError: when there is no safetensors file, a file is cut short, or a name is twice.
+        WeightsError: when there is no safetensors file, a file is damaged, or two files hold a
+            tensor of the same name.
     """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -79,19 +83,19 @@ def read_checkpoint(folder: Path) -> dict[str, HostTensor]:
 
 
 def _read_file(file: Path) -> Iterator[tuple[str, HostTensor]]:
-    """Format: u64 header size, JSON header, then the values at the offsets it names."""
+    """Names and tensors of a file: u64 header size, JSON header, values at the header's offsets."""
     with file.open("rb") as stream:
         size = file.stat().st_size
         if size < 8:
             raise WeightsError(f"{file} is not a safetensors file: {size} bytes")
         header_bytes = int.from_bytes(stream.read(8), "little")
         if header_bytes > size - 8:
-            raise WeightsError(f"{file} is cut short: its header says {header_bytes} bytes")
+            raise WeightsError(f"{file} is cut short: its header should have {header_bytes} bytes")
         try:
             header: dict[str, dict[str, object]] = json.loads(stream.read(header_bytes))
         except ValueError as error:
             raise WeightsError(f"{file} has no readable safetensors header: {error}") from error
-        # Copy-on-write: consumers that insist on writable memory get it without a copy.
+        # Copy-on-write: consumers that need writable memory get it without a copy of the file.
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
     payload = memoryview(mapped)[8 + header_bytes :]
     for name, entry in header.items():

@@ -1,7 +1,8 @@
-"""Writing a version: everything under a temporary name, flushed, renamed, READY last.
+"""Publishing a version: write all files under a temporary name, fsync, rename, and READY last.
 
-Publishing the same version again is a no-op when the weights are the same, so a controller that
-died half-way simply publishes once more.
+A crash at any moment leaves either the whole version or a folder without READY, which is no
+version. Publishing a version again with the same weights does nothing, so a controller that died
+half-way publishes once more.
 """
 
 import hashlib
@@ -30,6 +31,7 @@ from onlinerl.deploy.weights.manifest import (
 )
 from onlinerl.deploy.weights.tensors import HostTensor, Weights
 from onlinerl.errors import WeightsError
+from onlinerl.process.files import flush, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +39,14 @@ logger = logging.getLogger(__name__)
 def write_anchor(
     root: Path, *, policy: str, version: int, weights: Weights, origin: str = ""
 ) -> Manifest:
-    """Publish a full set of weights.
+    """Publish a version as its full weights.
+
+    Args:
+        root: Folder of the policy's versions.
+        policy: Name of the policy.
+        version: Number of the version.
+        weights: All its tensors.
+        origin: Name of the checkpoint that the weights come from.
 
     Raises:
         WeightsError: when the version is published already with other weights.
@@ -57,11 +66,20 @@ def write_delta(
     parent: Weights,
     origin: str = "",
 ) -> Manifest:
-    """Publish what changed since `parent_version`, with the way back.
+    """Publish a version as the change from its parent, and the inverse of that change.
+
+    Args:
+        root: Folder of the policy's versions.
+        policy: Name of the policy.
+        version: Number of the version.
+        weights: All its tensors.
+        parent_version: Number of the parent, which is published already.
+        parent: All tensors of the parent.
+        origin: Name of the checkpoint that the weights come from.
 
     Raises:
-        WeightsError: when names, shapes or dtypes differ (publish an anchor then), or the version
-            is published already with other weights.
+        WeightsError: when names, shapes or dtypes of the two differ (publish an anchor then), or
+            the version is published already with other weights.
     """
     _check_same_layout(parent, weights)
     if version == parent_version:
@@ -77,7 +95,7 @@ def write_delta(
 
 
 def same_layout(one: Weights, other: Weights) -> bool:
-    """Whether a delta between the two is possible."""
+    """Whether names, shapes and dtypes are equal, so that a delta between the two is possible."""
     return _layout(one) == _layout(other)
 
 
@@ -90,8 +108,8 @@ def _check_same_layout(parent: Weights, child: Weights) -> None:
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
             raise WeightsError(
-                f"tensor {name!r} is {new.get(name)} here and {old.get(name)} in the parent:"
-                " a delta needs equal names, shapes and dtypes, publish an anchor"
+                f"tensor {name!r} is {new.get(name)} here and {old.get(name)} in the parent;"
+                " a delta needs equal names, shapes and dtypes: publish an anchor instead"
             )
 
 
@@ -105,7 +123,7 @@ def _publish(
     parent: tuple[int, Weights] | None,
 ) -> Manifest:
     if is_published(root, version):
-        return _already_published(root, version, weights)
+        return _confirm_published(root, version, weights)
     folder = version_folder(root, version)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -120,16 +138,14 @@ def _publish(
             parent=parent,
         )
         raw = manifest.model_dump_json(indent=1).encode()
-        _write_flushed(temporary / MANIFEST, raw)
-        # A folder that an earlier try left without READY is nobody's.
+        replace_file(temporary / MANIFEST, raw)
+        # An earlier attempt that did not get to READY may have left a folder.
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _flush_folder(root)
-    _write_flushed(folder / f".{READY}", hashlib.sha256(raw).hexdigest().encode())
-    (folder / f".{READY}").rename(folder / READY)
-    _flush_folder(folder)
+    flush(root)
+    replace_file(folder / READY, hashlib.sha256(raw).hexdigest())
     logger.info(
         "weights published",
         extra={"version": version, "kind": manifest.kind, "num_bytes": manifest.num_bytes},
@@ -137,19 +153,19 @@ def _publish(
     return manifest
 
 
-def _already_published(root: Path, version: int, weights: Weights) -> Manifest:
+def _confirm_published(root: Path, version: int, weights: Weights) -> Manifest:
     manifest = read_manifest(root, version)
-    found = {name: tensor.sha256() for name, tensor in weights.items()}
-    if found != {name: entry.sha256 for name, entry in manifest.tensors.items()}:
+    checksums = {name: tensor.sha256() for name, tensor in weights.items()}
+    if checksums != {name: entry.sha256 for name, entry in manifest.tensors.items()}:
         raise WeightsError(
-            f"version {version} is published with other weights in {version_folder(root, version)}:"
-            " a published version never changes"
+            f"version {version} is published with other weights in {version_folder(root, version)};"
+            " a published version never changes: publish these weights under a new number"
         )
     return manifest
 
 
 class _PayloadFile:
-    """Appends payloads and keeps the checksum of the whole file."""
+    """Appends payloads to a file and computes the checksum of the whole file."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -208,7 +224,7 @@ def _write_payloads(
 
 
 def full_bytes(weights: Mapping[str, HostTensor]) -> int:
-    """What the dense weights take."""
+    """Size of the full weights, uncompressed, bytes."""
     return sum(tensor.num_bytes for tensor in weights.values())
 
 
@@ -234,19 +250,3 @@ def _write_tensor(
         inverse=inverse.append(new, old) if num_changed else None,
         parent_sha256=old.sha256(),
     )
-
-
-def _write_flushed(file: Path, data: bytes) -> None:
-    with file.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _flush_folder(folder: Path) -> None:
-    """A rename is durable only when its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

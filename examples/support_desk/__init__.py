@@ -1,1 +1,1 @@
-"""A support desk whose users want short, complete, on-topic answers and never say so."""
+"""A support desk whose users want short, complete answers on topic, and only rate them."""

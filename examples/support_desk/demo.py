@@ -2,9 +2,9 @@
 
     stack up -> users talk and rate -> cycle -> gates -> swap -> ... three times
              -> a candidate trained wrongly on purpose -> refused
-             -> everything counted
+             -> all answers and rows counted
 
-The parts are the product's own; this file only plays the users and looks on.
+The stack is the product itself; the demo only simulates users and watches.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from examples.support_desk.users import Answer, Crowd, Pace
 ROWS_PER_CYCLE = 88
 RATED_FOR_AN_INTERVAL = 155
 ROWS_FOR_THE_WRONG_ONE = 32
-"""Rated answers of the version that serves; what older ones said may be too stale to learn from."""
+"""Rated answers of the version that serves; those of older ones may be too old to learn from."""
 PROMOTIONS = 3
 COLLECTING = Pace(users=12, pause_s=0.0)
 LEARNING = Pace(users=1, pause_s=15.0)
 SWAPPING = Pace(users=1, pause_s=2.0)
-"""How busy the desk is while answers are collected, while the learner needs the cores, and while
-gates and swap are under way."""
+"""How busy users are while answers are collected, while the learner needs the cores, and while
+gates and swap run."""
 
 METHOD = (
     "make demo: simulated users talk to the whole stack on one machine through the openai client; "
@@ -49,8 +49,8 @@ TRAINING = {
     "tokens_per_step": 800,
     "micro_batch_tokens": 1024,
     "rows": ROWS_PER_CYCLE,
-    # Over some hundred tokens the estimate scatters: of honest steps 0.04 to 0.45, of the wrong
-    # one 7.
+    # Measured on some hundred tokens the drift of good steps varies from 0.04 to 0.45; that of the
+    # wrong one is 7.
     "max_drift": 0.8,
 }
 WRONG_ON_PURPOSE = {
@@ -65,7 +65,7 @@ WRONG_ON_PURPOSE = {
 
 
 def main() -> int:
-    """Run the demo; 0 when it came to its end, whatever it measured."""
+    """Run the demo; returns 0 when it ran to its end, whatever it measured."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder")
     parser.add_argument("--folder", type=Path, default=Path(".onlinerl/demo"))
@@ -82,7 +82,9 @@ def main() -> int:
         asyncio.run(demo.run())
         _report(demo, console, results=arguments.results)
         if arguments.keep:
-            console.print(f"the stack keeps running; look at {desk.registry_url}; Ctrl-C ends it")
+            console.print(
+                f"the stack is still running, its registry is {desk.registry_url}; Ctrl-C stops it"
+            )
             _wait(desk)
     return 0
 
@@ -95,7 +97,7 @@ def _wait(desk: Desk) -> None:
 
 
 class Demo:
-    """The course of the demo, phase by phase."""
+    """Runs the phases of the demo and records what happens."""
 
     def __init__(self, desk: Desk, console: Console, *, started: float) -> None:
         self.desk = desk
@@ -114,7 +116,7 @@ class Demo:
         self.champion = 1
 
     async def run(self) -> None:
-        """All phases; users talk from the first to the last."""
+        """Run all phases while users talk."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.crowd.talk(stop))
@@ -129,16 +131,18 @@ class Demo:
         await asyncio.to_thread(outcome.wait_for_rows, self.desk, len(self.crowd.answers))
 
     async def _learn(self) -> None:
-        self._say(f"users talk and rate; a cycle starts at {ROWS_PER_CYCLE} new labelled answers")
+        self._say(
+            f"users talk and rate; a cycle starts after {ROWS_PER_CYCLE} new labelled answers"
+        )
         while len(self.swaps) < PROMOTIONS:
             champion = self.champion
             wanted = RATED_FOR_AN_INTERVAL if champion == 1 else round(ROWS_PER_CYCLE * 1.2)
             await self._collect(champion, wanted)
-            self._say(f"v{champion}: {self._rate(champion)}; the learner's turn, users go on")
+            self._say(f"v{champion}: {self._rate(champion)}; the learner works while users go on")
             await self._until(functools.partial(self._has_candidate, champion))
             self.crowd.pace = SWAPPING
             await self._until(functools.partial(self._changed, champion))
-            self._say(f"v{self.champion} serves, swapped in while users talked")
+            self._say(f"v{self.champion} serves; it was swapped in while users talked")
 
     async def _refuse(self) -> None:
         self._say("now a candidate trained wrongly on purpose: high learning rate, no KL")
@@ -151,7 +155,7 @@ class Demo:
             )
             if finished.returncode == 0:
                 break
-            # The schedule may hold the lease, or ratings are on their way; the message says so.
+            # The scheduled learner may hold the lease, or ratings may not be stored yet.
             await asyncio.sleep(5)
         else:
             raise RuntimeError(f"`onlinerl train` failed: {finished.stderr[-2000:]}")
@@ -180,11 +184,13 @@ class Demo:
         while not await asyncio.to_thread(condition):
             self.desk.check()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing happened for {PHASE_TIMEOUT_S:.0f} s; see the logs")
+                raise TimeoutError(
+                    f"this phase did not end within {PHASE_TIMEOUT_S:.0f} s; see the stack's output"
+                )
             await asyncio.sleep(1.0)
 
     async def _watch(self) -> None:
-        """Notes when another version begins to serve, and how much memory the stack takes."""
+        """Record when another version begins to serve, and how much memory the stack takes."""
         while True:
             await asyncio.to_thread(self.memory.sample)
             version = await asyncio.to_thread(outcome.champion, self.desk)
@@ -222,9 +228,9 @@ def _report(demo: Demo, console: Console, *, results: Path) -> None:
         figures=figures,
         series={"versions": [vars(line) for line in lines]},
         notes="; ".join(
-            f"missed: {target.name} ({target.words})"
+            f"missed: {target.name} ({target.measured})"
             for target in targets(figures)
-            if not target.reached
+            if not target.is_reached
         ),
     )
     console.print(version_table(lines))
@@ -237,8 +243,8 @@ def _report(demo: Demo, console: Console, *, results: Path) -> None:
             mark = "+" if answer.accepted else "-"
             console.print(f"  {mark} {answer.question}  ->  {answer.text!r}", markup=False)
     for target in targets(figures):
-        mark = "reached" if target.reached else "MISSED "
-        console.print(f"  {mark}  {target.name}: {target.words}", markup=False)
+        mark = "reached" if target.is_reached else "MISSED "
+        console.print(f"  {mark}  {target.name}: {target.measured}", markup=False)
     for failure in demo.crowd.failures[:5]:
         console.print(f"  failed request: {failure}", markup=False)
     console.print(f"figure {results / 'demo.png'}, numbers {results / 'demo.json'}", markup=False)

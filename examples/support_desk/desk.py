@@ -1,4 +1,4 @@
-"""The stack of the support desk: its configuration file, and `onlinerl up` as a child process."""
+"""The stack of the support desk: a configuration file, and `onlinerl up` as a child process."""
 
 import os
 import secrets
@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from onlinerl.commands.checks import http_problem
 from onlinerl.commands.keys import key_hash, new_key
+from onlinerl.commands.probes import http_problem
 
 POLICY = "assistant"
 START_TIMEOUT_S = 600.0
 
-CONFIGURATION = r"""# Written by the demo; every key is explained in docs/configuration.md.
+CONFIGURATION = r"""# Written by the demo. docs/configuration.md explains every key.
 data_dir = "data"
 
 [policy]
@@ -42,7 +42,7 @@ max_num_seqs = 16
 port = {gateway}
 engines = ["http://127.0.0.1:{engine}"]
 max_model_len = 1024
-# SmolLM2's text is poor at temperature 1; the learner divides by the same temperature.
+# SmolLM2 writes poorly at temperature 1. The learner divides by the same temperature.
 sampling = {{ temperature = 0.7, max_tokens = 48 }}
 
 [[gateway.api_keys]]
@@ -64,19 +64,19 @@ health_port = {ingest}
 health_port = {maintain}
 
 [trainer]
-# The upper half of the layers learns: less to compute, less to ship, enough for a preference.
+# Training the upper half of the layers is enough for a preference, and costs less.
 trainable = 'layers\.(1[5-9]|2[0-9])\.'
 learning_rate = {learning_rate}
 kl_coef = {kl_coef}
 tokens_per_step = {tokens_per_step}
 micro_batch_tokens = {micro_batch_tokens}
-# One epoch of few, large steps moves far from the policy that served: bounds to match.
+# One epoch of few, large steps moves far from the policy that served, so the bounds are wide.
 k3_max = 0.3
 stop_k3 = 0.3
 max_rows = {rows}
 min_labelled_rows = {rows}
 heldout_fraction = 0.1
-# Each cycle learns from what the champion itself served.
+# Each cycle learns only from answers of the champion itself.
 max_version_lag = 0
 
 [schedule]
@@ -97,10 +97,10 @@ gates.reward.min_ess = 5
 
 
 class Desk:
-    """A fresh data folder, a configuration with free ports and a new key, and the running stack.
+    """Sets up a data folder with free ports and a new API key, and runs the stack on it.
 
     Args:
-        folder: Emptied, then holds the configuration and all data.
+        folder: Folder for the configuration and all data; its content is deleted first.
         model: Hugging Face folder of version 1.
         training: Values for the trainer and the gates, by the names in `CONFIGURATION`.
     """
@@ -126,7 +126,7 @@ class Desk:
         self._environment = {
             **os.environ,
             "ONLINERL_USER_HASH_KEY": secrets.token_hex(32),
-            # Engine and learner share the cores: a thread that spins starves the other.
+            # Engine and learner share the cores, so waiting threads must not spin.
             "OMP_WAIT_POLICY": "PASSIVE",
             "KMP_BLOCKTIME": "0",
         }
@@ -134,27 +134,27 @@ class Desk:
 
     @property
     def base_url(self) -> str:
-        """For OpenAI clients."""
+        """Address of the gateway for OpenAI clients."""
         return f"http://127.0.0.1:{self.ports['gateway']}/v1"
 
     @property
     def registry_url(self) -> str:
-        """The MLflow server."""
+        """Address of the MLflow server."""
         return f"http://127.0.0.1:{self.ports['registry']}"
 
     @property
     def pid(self) -> int:
-        """Of `onlinerl up`."""
+        """Process id of `onlinerl up`."""
         assert self._process is not None
         return self._process.pid
 
     def command(self, *arguments: str) -> list[str]:
-        """An `onlinerl` command on this configuration."""
+        """The command line of an `onlinerl` command with this configuration."""
         name, *rest = arguments
         return [sys.executable, "-m", "onlinerl.cli", name, "--config", str(self.config), *rest]
 
     def run(self, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end and return what it printed."""
+        """Run an `onlinerl` command to its end; returns its exit code and output."""
         return subprocess.run(
             self.command(*arguments),
             env=self._environment,
@@ -165,10 +165,10 @@ class Desk:
         )
 
     def start(self) -> None:
-        """Start the stack and return when it takes traffic.
+        """Start the stack and return when it is ready for traffic.
 
         Raises:
-            RuntimeError: when the stack ends, or is not ready in time; its output was printed.
+            RuntimeError: when the stack ends or is not ready in time; its output was printed.
         """
         self._process = subprocess.Popen(self.command("up"), env=self._environment)
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -180,7 +180,11 @@ class Desk:
             time.sleep(0.5)
 
     def check(self) -> None:
-        """Raises RuntimeError when the stack has ended."""
+        """Check that the stack runs.
+
+        Raises:
+            RuntimeError: when it has ended.
+        """
         if self._process is not None and self._process.poll() is not None:
             raise RuntimeError(f"`onlinerl up` ended with code {self._process.returncode}")
 
@@ -189,13 +193,13 @@ class Desk:
         return f"http://127.0.0.1:{self.ports['schedule']}/health/ready"
 
     def stop(self) -> None:
-        """As Ctrl-C would."""
+        """Stop the stack, as Ctrl-C does."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             self._process.wait(90)
 
     def wait(self) -> None:
-        """Until the stack is stopped by somebody else."""
+        """Wait until the stack is stopped by somebody else."""
         assert self._process is not None
         self._process.wait()
 
@@ -212,7 +216,7 @@ class Desk:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on now; all different."""
+    """Different ports on which nothing listens now."""
     with _sockets(count) as sockets:
         return [int(one.getsockname()[1]) for one in sockets]
 

@@ -1,4 +1,4 @@
-"""The demo's figure: what users felt, version by version, while traffic never stopped."""
+"""The demo's figure: accept rates by version, and traffic over time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +19,12 @@ def draw(
     answers: Sequence[Answer],
     swaps: Sequence[tuple[float, int]],
 ) -> None:
-    """Write the PNG.
+    """Draw the figure.
 
     Args:
-        path: Where to.
-        lines: One bar each, with its confidence interval.
-        answers: In the order they came; unrated ones count as traffic only.
+        path: The PNG file to write.
+        lines: The versions; each gets a bar with its confidence interval.
+        answers: All answers in the order they came; unrated ones count as traffic only.
         swaps: Seconds since the first answer, and the version that serves from then on.
     """
     import matplotlib as mpl

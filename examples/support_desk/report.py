@@ -1,4 +1,4 @@
-"""What the demo found: a line per version, the figures, and whether they reach their targets."""
+"""The results of the demo: a line per version, figures, and whether they reach their targets."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True)
 class VersionLine:
-    """One policy version, as users and gates saw it."""
+    """Ratings, gate results and swap of one policy version."""
 
     version: int
     num_rated: int
@@ -24,10 +24,10 @@ class VersionLine:
     full_bytes: int | None
     pause_ms: float | None
     logprob_diff: float | None
-    """Mean |engine - transformers| on the probe tokens after the swap."""
+    """Mean |engine - transformers| on the probe tokens after the swap, nats."""
     verdict: str
     reason: str = ""
-    """Why it was refused."""
+    """Why it was refused; empty when it was not."""
 
     @property
     def accept_rate(self) -> float:
@@ -57,7 +57,7 @@ def wilson(successes: int, trials: int, *, z: float = Z_95) -> tuple[float, floa
 
 
 def version_table(lines: Sequence[VersionLine]) -> Table:
-    """For a terminal."""
+    """The versions as a table for a terminal."""
     table = Table(title="Policy versions", title_justify="left")
     for heading in (
         "version", "rated", "accepted, 95 %", "tokens", "drift k3", "perplexity",
@@ -93,12 +93,13 @@ class Target:
     """A figure that the project wants to reach."""
 
     name: str
-    reached: bool
-    words: str
+    is_reached: bool
+    measured: str
+    """The measured value in words."""
 
 
 def targets(figures: Mapping[str, float]) -> list[Target]:
-    """Each target with what was measured; a missed one stays in the list."""
+    """All targets, reached or not, with the measured values."""
     first, last = figures["accept_rate_first"], figures["accept_rate_last"]
     return [
         Target(
@@ -125,7 +126,7 @@ def targets(figures: Mapping[str, float]) -> list[Target]:
             f"{figures['versions_refused']:.0f} refused",
         ),
         Target(
-            "no request failed or was cut",
+            "no request failed or was cut off",
             figures["requests_failed"] == 0,
             f"{figures['requests_failed']:.0f} of {figures['served']:.0f}",
         ),

@@ -1,7 +1,7 @@
 """Simulated users who talk to the gateway through the official `openai` client and rate answers.
 
-Some stream, some ask a second question in the same conversation, some never rate. How many are
-active at once can be changed while they talk, but it never drops to none: traffic goes on while
+Some users stream, some ask a second question in the same conversation, and some do not rate. The
+number of active users can change at any time, but is never zero, because traffic must go on while
 weights change.
 """
 
@@ -31,12 +31,16 @@ class Answer:
 
     interaction_id: str
     version: str
+    """The policy version that answered, e.g. `assistant/3`."""
     question: str
     text: str
     num_tokens: int
     finished: bool
+    """Whether the model ended the answer itself, rather than the limit on tokens."""
     accepted: bool
+    """Whether the user likes it."""
     rated: bool
+    """Whether the user said so."""
     at_s: float
     """Seconds since the crowd began."""
 
@@ -47,19 +51,20 @@ class Pace:
 
     users: int
     pause_s: float
+    """Seconds."""
 
 
 @dataclass
 class Crowd:
-    """Keeps users talking; how busily can be changed while they do.
+    """Simulates users who talk until they are stopped.
 
     Args:
-        base_url: The gateway's `/v1`.
+        base_url: Address of the gateway, with `/v1`.
         api_key: A key whose consent is `train`.
-        model: The policy's name.
-        size: Most users at once.
-        pace: How busy they are; may be set at any time.
-        seed: What they ask; answers are the model's.
+        model: Name of the policy.
+        size: Largest number of active users.
+        pace: How busy the users are; it may be changed at any time.
+        seed: Seed of the questions; answers depend on the model.
     """
 
     base_url: str
@@ -73,11 +78,11 @@ class Crowd:
     began: float = field(default_factory=time.monotonic)
 
     async def talk(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set; conversations that began are finished."""
+        """Let users talk until `stop` is set, and finish the conversations that have begun."""
         client = AsyncOpenAI(
             base_url=self.base_url,
             api_key=self.api_key,
-            max_retries=0,  # a retry would hide a request that a weight swap cut
+            max_retries=0,  # a retry would hide a request that a weight swap cut off
             timeout=REQUEST_TIMEOUT_S,
         )
         async with client, asyncio.TaskGroup() as group:
@@ -106,7 +111,7 @@ class Crowd:
                 await asyncio.sleep(1.0)
 
     async def _rest(self) -> None:
-        """Ends early when the desk gets busier."""
+        """Wait for `pace.pause_s`, or less when the pace rises meanwhile."""
         began = time.monotonic()
         while time.monotonic() - began < self.pace.pause_s:
             await asyncio.sleep(0.2)
@@ -185,7 +190,7 @@ class Crowd:
         num_tokens: int,
     ) -> Answer:
         if finish_reason not in ("stop", "length"):
-            self.failures.append(f"cut: finish_reason {finish_reason!r}")
+            self.failures.append(f"cut off with finish_reason {finish_reason!r}")
         finished = finish_reason == "stop"
         return Answer(
             interaction_id=headers["x-onlinerl-interaction-id"],

@@ -1,4 +1,4 @@
-"""What `onlinerl engine` can be told. Imports nothing heavy."""
+"""Configuration of `onlinerl engine`. Imports nothing heavy."""
 
 import ipaddress
 from typing import Literal, Self
@@ -23,7 +23,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private(host: str) -> bool:
-    """Whether `host` is one address of a private network; not every address of a machine."""
+    """Whether `host` is one address of a private network; 0.0.0.0 is not."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -34,23 +34,24 @@ def is_private(host: str) -> bool:
 
 
 class SpeculativeConfig(Config):
-    """Tokens that are guessed and then checked at once; what is sampled stays exactly as likely."""
+    """Speculative decoding: tokens are guessed, then checked at once; no probability changes."""
 
     method: Literal["off", "ngram", "draft_model"] = "off"
-    """`ngram` guesses what followed the same tokens before; `draft_model` asks a small model."""
+    """`ngram` guesses the tokens that followed the same tokens before; `draft_model` asks a small
+    model."""
 
     num_tokens: int = Field(default=3, ge=1, le=32)
-    """Tokens that are guessed at once."""
+    """Number of tokens guessed at once."""
 
     draft_model: str = ""
-    """Folder or Hugging Face id of the small model; it has the policy's tokenizer, and keeps its
-    weights when the policy gets new ones."""
+    """Folder or Hugging Face id of the small model. It must have the tokenizer of the policy, and
+    its weights never change."""
 
     ngram_min: int = Field(default=2, ge=1, le=64)
-    """Shortest run of tokens that is looked up."""
+    """Shortest sequence that is looked up, in tokens."""
 
     ngram_max: int = Field(default=4, ge=1, le=64)
-    """Longest run of tokens that is looked up."""
+    """Longest sequence that is looked up, in tokens."""
 
     @model_validator(mode="after")
     def _ngrams_are_ordered(self) -> Self:
@@ -71,23 +72,22 @@ class SpeculativeConfig(Config):
 
 
 class LoraConfig(Config):
-    """Adapters beside the policy's weights: a version by name, `assistant@12`."""
+    """LoRA adapters beside the policy's weights; each is served by name, e.g. `assistant@12`."""
 
     enabled: bool = False
-    """Whether adapters can be loaded; costs memory and some speed even without one."""
+    """Whether adapters can be loaded. It costs memory and some speed even without an adapter."""
 
     max_adapters: int = Field(default=2, ge=1, le=64)
-    """Adapters that one batch may mix."""
+    """Largest number of adapters in one batch."""
 
     max_cached: int = Field(default=4, ge=1, le=1024)
-    """Adapters kept in the host's memory."""
+    """Number of adapters kept in the memory of the host."""
 
     max_rank: AdapterRank = 16
     """Largest rank of an adapter."""
 
     runtime_updates: bool = False
-    """Whether adapters are loaded and unloaded while the engine serves, over its administrative
-    endpoints."""
+    """Whether the administrative endpoints can load and unload adapters while the engine serves."""
 
     @model_validator(mode="after")
     def _the_cache_holds_a_batch(self) -> Self:
@@ -108,8 +108,8 @@ class LoraConfig(Config):
 class EngineConfig(Config):
     """One vLLM replica.
 
-    Its administrative endpoints ask for no key, so vLLM itself listens on loopback only. Where
-    `host` is another address, a guard listens there and asks for the secret in
+    The administrative endpoints of vLLM require no key, so vLLM itself listens on loopback only. If
+    `host` is another address, a guard listens there and requires the secret in
     `ONLINERL_ENGINE_SECRET`.
     """
 
@@ -120,72 +120,74 @@ class EngineConfig(Config):
     """Port to listen on."""
 
     allow_remote: bool = False
-    """True accepts any `host`, such as 0.0.0.0 in a container, behind the guard and a network
-    policy."""
+    """Whether any `host` is accepted, e.g. 0.0.0.0 in a container. The guard still stands before
+    the engine; add a network policy."""
 
     dtype: Dtype = "auto"
-    """Type to compute in. `auto`: float32 on a CPU, where it is as fast as bfloat16 and gives the
-    learner's logprobs exactly, and bfloat16 on a GPU. Weights travel as they are in the checkpoint.
-    """
+    """Type of the computation. `auto` is bfloat16 on a GPU and float32 on a CPU, where float32 is
+    about as fast and matches the logprobs of the learner. Checkpoint and deltas keep their own
+    type."""
 
     max_model_len: int = Field(default=2048, ge=16)
-    """Longest prompt and completion together, tokens."""
+    """Largest number of tokens of prompt and completion."""
 
     max_num_seqs: int = Field(default=32, ge=1)
-    """Requests that are decoded at once; more wait in the engine's queue."""
+    """Largest number of requests decoded at once; more wait in the queue of the engine."""
 
     prefix_caching: bool = True
-    """Whether keys and values of a prompt's beginning are kept for the next prompt with the same
-    beginning, of the same tenant and version."""
+    """Whether keys and values of a prompt are cached for the next prompt with the same beginning,
+    tenant and version."""
 
     block_size: int | None = Field(default=None, ge=1, le=1024)
-    """Tokens that are cached or not as one; vLLM's choice when absent: 128 on a CPU, so that
-    shorter beginnings are never found, 16 on most GPUs."""
+    """Number of tokens in a block of the cache; a shorter beginning is never found in it. vLLM's
+    choice when absent: 128 on a CPU, 16 on most GPUs."""
 
     chunked_prefill: bool = True
-    """Whether a long prompt is read in pieces between the tokens of other answers."""
+    """Whether a long prompt is processed in pieces, between the tokens of other answers."""
 
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
-    """Tokens in one step of the engine, prompts included; vLLM's choice when absent."""
+    """Largest number of tokens in one step of the engine, prompts included; vLLM's choice when
+    absent."""
 
     max_logprobs: int = Field(default=21, ge=21, le=1024)
-    """Log-probabilities that a request may ask for per token: the sampled one, and the 20 that
-    clients may ask for beside it."""
+    """Largest number of logprobs per token in a request: that of the sampled token, and the 20 that
+    clients may ask for."""
 
     structured_outputs: GrammarBackend = "auto"
-    """What keeps answers to a JSON schema or grammar."""
+    """Library of vLLM that makes answers follow a JSON schema or grammar."""
 
     compact_json: bool = False
-    """Whether enforced JSON has no white space between its parts: a small model may otherwise
-    write nothing else. With the backends xgrammar and guidance."""
+    """Whether enforced JSON has no white space between its parts, since a small model may otherwise
+    write nothing but white space. Needs the backend xgrammar or guidance."""
 
     speculative: SpeculativeConfig = SpeculativeConfig()
-    """Tokens that are guessed and then checked at once."""
+    """Speculative decoding."""
 
     lora: LoraConfig = LoraConfig()
-    """Adapters beside the policy's weights."""
+    """LoRA adapters beside the policy's weights."""
 
     enforce_eager: bool = True
-    """True starts in a third of the time on a CPU; False compiles the model first."""
+    """Whether the model runs without being compiled first, which starts in a third of the time on a
+    CPU."""
 
     kv_cache_gib: int = Field(default=1, ge=1)
-    """Memory of the key-value cache on a CPU, GiB; a GPU takes vLLM's own share."""
+    """Memory of the key-value cache on a CPU, in GiB. On a GPU vLLM takes its default share."""
 
     seed: int = Field(default=0, ge=0)
-    """Seed of the engine's sampler for requests that bring none."""
+    """Seed of the sampler for requests that have none."""
 
     threads: int = Field(default=0, ge=0)
     """CPU threads of the model; 0 leaves the choice to vLLM."""
 
     extra_args: tuple[str, ...] = ()
-    """More arguments for vLLM, as on its command line: `["--tensor-parallel-size", "2"]`."""
+    """More arguments of the vLLM command line, e.g. `["--tensor-parallel-size", "2"]`."""
 
     stop_timeout_s: float = Field(default=20.0, gt=0)
-    """Time that the engine gets to stop by itself before it is killed, seconds."""
+    """Seconds that the engine gets to stop before it is killed."""
 
     @property
     def is_guarded(self) -> bool:
-        """Whether other machines can reach it, so that a guard stands before it."""
+        """Whether other machines can reach the engine, so that it runs behind a guard."""
         return not is_loopback(self.host)
 
     @model_validator(mode="after")

@@ -1,9 +1,15 @@
-"""The base of every configuration model. Imports nothing heavy; secrets never live here."""
+"""The base class of every configuration model.
+
+Configuration holds no secrets; those are environment variables, see `secret_names`.
+"""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Config(BaseModel):
-    """Unknown keys are errors, instances are immutable, docstrings become descriptions."""
+    """Refuses unknown keys, is immutable, and takes field descriptions from docstrings.
+
+    The docstring of a field is its entry in docs/configuration.md: say what it is, with its unit.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -1,18 +1,18 @@
-"""Every error that onlinerl raises on purpose.
+"""The errors that onlinerl raises on purpose, one class per cause.
 
 OnlineRLError
 ├── ConfigError (ValueError)              a configuration file, flag or variable is wrong
 ├── DependencyMissing (ImportError)       an extra is not installed
-├── ServiceUnavailable (ConnectionError)  a part that was asked did not answer in time
-├── LeaseHeld (RuntimeError)              somebody else is doing this work
+├── ServiceUnavailable (ConnectionError)  a broker, registry, engine or table did not answer
+├── LeaseHeld (RuntimeError)              another process holds the lease for this work
 ├── RequestRefused (ValueError)           a caller's request cannot be served as it is
 ├── EngineFailed (RuntimeError)           an engine refused or broke off an answer
 │   └── EngineUnreachable                 nothing listens where an engine should be
 ├── InvalidEvent (ValueError)             a logged record breaks the event contract
 ├── StoreConflict (RuntimeError)          another writer committed the same offsets first
-├── CommitStuck (TimeoutError)            a commit did not end in time
+├── CommitStuck (TimeoutError)            a commit to the tables did not end in time
 ├── SpoolFull (OSError)                   the gateway's spool reached its bound
-├── TooFewRows (RuntimeError)             a cycle has not enough labelled rows to learn from
+├── TooFewRows (RuntimeError)             a window has too few labelled rows to learn from
 ├── TrainingError (RuntimeError)          an update cannot be computed from this data
 ├── WeightsError (RuntimeError)           a weights folder is incomplete, corrupt or does not fit
 └── PromotionFailed (RuntimeError)        a version could not be put into every replica
@@ -22,29 +22,34 @@ from collections.abc import Mapping
 
 
 class OnlineRLError(Exception):
-    """Base of all; the command line prints its message without a traceback and exits with 1."""
+    """Base class. The command line prints its message without a traceback and exits with 1."""
 
 
 class ConfigError(OnlineRLError, ValueError):
-    """Raised while configuration is read. The message names the key, its value and the remedy."""
+    """A configuration file, flag or variable is wrong; the message names it and the remedy."""
 
 
 class DependencyMissing(OnlineRLError, ImportError):
-    """Raised at the edge of a command whose extra is not installed; the message names the extra."""
+    """A package is not installed; the message names the extra that installs it."""
 
 
 class ServiceUnavailable(OnlineRLError, ConnectionError):
-    """Raised when a broker, registry or engine does not answer within its timeout."""
+    """A broker, registry, engine or object store did not answer within its timeout."""
 
 
 class LeaseHeld(OnlineRLError, RuntimeError):
-    """Raised when a lease is taken; the message says who holds it and since when."""
+    """Another process holds the lease, or took it over; the message says which lease it is."""
 
 
 class RequestRefused(OnlineRLError, ValueError):
-    """Raised for a request that the gateway answers with an error in its protocol's envelope.
+    """A request cannot be served; the gateway answers with an error in the caller's protocol.
 
-    `headers` go out with it, e.g. when to come back.
+    Args:
+        message: What is wrong with the request, for the caller.
+        status: HTTP status of the answer.
+        param: Name of the parameter that is wrong, if it is one.
+        code: Machine-readable cause, e.g. `model_not_found`.
+        headers: Headers of the answer, e.g. `retry-after`.
     """
 
     def __init__(
@@ -90,32 +95,32 @@ class EngineUnreachable(EngineFailed):
 
 
 class InvalidEvent(OnlineRLError, ValueError):
-    """Raised for a record that breaks the event contract; ingest turns it into a dead letter."""
+    """A record breaks the event contract; ingest stores it as a dead letter."""
 
 
 class StoreConflict(OnlineRLError, RuntimeError):
-    """Raised when a commit lost to another writer of the same offsets; the caller stops."""
+    """Another writer committed the same offsets first; the process that lost must stop."""
 
 
 class CommitStuck(OnlineRLError, TimeoutError):
-    """Raised when a commit takes longer than ingest waits; the process ends and starts anew."""
+    """A commit takes longer than `ingest.max_commit_s`; the process ends and is restarted."""
 
 
 class SpoolFull(OnlineRLError, OSError):
-    """Raised by the spool at its bound; the gateway counts the event as lost and serves on."""
+    """The spool reached its bound; the gateway counts the event as lost and goes on serving."""
 
 
 class TooFewRows(OnlineRLError, RuntimeError):
-    """Raised when a window holds fewer labelled rows than configured; the schedule waits."""
+    """A window holds fewer than `trainer.min_labelled_rows`; the schedule waits for more."""
 
 
 class TrainingError(OnlineRLError, RuntimeError):
-    """Raised for a batch that no update can be computed from, e.g. without a trainable token."""
+    """No update can be computed from a batch, e.g. because it has no trainable token."""
 
 
 class WeightsError(OnlineRLError, RuntimeError):
-    """Raised for a weights folder without READY, with a wrong checksum, base, shape or dtype."""
+    """A weights folder lacks READY, or has a wrong checksum, base, shape or dtype."""
 
 
 class PromotionFailed(OnlineRLError, RuntimeError):
-    """Raised when stage, commit or verify failed on a replica; says what serves now."""
+    """Stage, commit or proof failed on a replica; the message says which version serves now."""

@@ -1,6 +1,6 @@
-"""The root of the configuration: one TOML file, overridden by `--set section.key=value`.
+"""The whole configuration: one TOML file, with overrides from `--set section.key=value`.
 
-Secrets are never read from here; see `SECRETS` for the environment variables and who needs them.
+Secrets are environment variables instead; `SECRETS` lists them.
 """
 
 import json
@@ -33,26 +33,24 @@ from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 SECRETS = {
-    USER_HASH_KEY: (
-        "keys the hash under which user ids are logged; without it no user id is logged at all"
-    ),
+    USER_HASH_KEY: ("is the key under which user ids are hashed; without it no user id is logged"),
     ENGINE_SECRET: (
-        "opens the guard of an engine that other machines can reach; without it such an engine"
+        "is the bearer token of engines that other machines can reach; without it such an engine"
         " does not start"
     ),
     API_KEYS: (
-        "adds API keys, as a JSON list of {name, sha256, tenant, consent}; not needed when the "
-        "configuration or the keys file has some"
+        "holds API keys as a JSON list of {name, sha256, tenant, consent}; it is not needed when "
+        "the configuration or the keys file has keys"
     ),
 }
-"""Environment variables that hold secrets, and what happens without them."""
+"""Environment variables that hold secrets, each with what it is and what happens without it."""
 
 
 class Settings(Config):
-    """Everything that the one-machine stack and each of its parts can be told."""
+    """The configuration of the one-machine stack and of each of its parts."""
 
     data_dir: Path = Path(".onlinerl")
-    """Folder for everything that is written."""
+    """Folder for all files that onlinerl writes."""
 
     policy: PolicyConfig
     """The model that is being improved."""
@@ -70,16 +68,16 @@ class Settings(Config):
     """The MLflow server."""
 
     gateway: GatewayConfig = Field(default_factory=GatewayConfig)
-    """What clients talk to."""
+    """The process that clients talk to."""
 
     engine: EngineConfig = Field(default_factory=EngineConfig)
     """The vLLM engine of `onlinerl engine` and `onlinerl up`."""
 
     ingest: IngestConfig = Field(default_factory=IngestConfig)
-    """From the event log to the tables."""
+    """The process that moves events from the log to the tables."""
 
     scrub: ScrubConfig = Field(default_factory=ScrubConfig)
-    """What is looked for in text before it is stored."""
+    """Personal data and secrets that are removed from text before it is stored."""
 
     maintenance: MaintenanceConfig = Field(default_factory=MaintenanceConfig)
     """Upkeep of the tables."""
@@ -98,16 +96,16 @@ class Settings(Config):
 
     @property
     def store_root(self) -> str:
-        """Where the tables lie: a local path or an object-store URI."""
+        """Root of the tables: a local path or an object store URI."""
         return self.store.root or str(self.data_dir / "store")
 
     @property
     def weights_root(self) -> Path:
-        """The chain of anchors and deltas of this policy."""
+        """Folder with the anchors and deltas of this policy."""
         return self.data_dir / "weights" / self.policy.name
 
     def folder(self, name: str) -> Path:
-        """A process's own folder below `data_dir`."""
+        """The folder or file of this name in `data_dir`."""
         return self.data_dir / name
 
     @model_validator(mode="after")
@@ -131,7 +129,7 @@ class Settings(Config):
 
 
 def _own_port(address: str, embedded: bool) -> int:
-    """The port of a service that the stack itself starts; 0 for one that runs elsewhere."""
+    """The port of a service that the stack starts; 0 for a service that runs elsewhere."""
     port = address.rpartition(":")[2].rstrip("/")
     return int(port) if embedded and port.isdigit() else 0
 
@@ -139,40 +137,42 @@ def _own_port(address: str, embedded: bool) -> int:
 def load(path: Path, overrides: Sequence[str] = ()) -> Settings:
     """Read a TOML file and apply `section.key=value` overrides.
 
-    Values of overrides are TOML (`1e-5`, `true`, `[1, 2]`); what is not TOML is taken as a string.
-    Paths that are relative start at the file's folder, so that a command means the same wherever
-    it is run.
+    Values of overrides are TOML (`1e-5`, `true`, `[1, 2]`); a value that is not valid TOML is a
+    string. Relative paths start at the folder of the file, so a command does the same from any
+    folder.
 
     Raises:
-        ConfigError: naming the file, the key, the value and the remedy.
+        ConfigError: the file or an override is wrong; the message names the key and its value.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"no configuration file at {path}; name one with --config") from error
+        raise ConfigError(
+            f"there is no configuration file {path}; name one with --config"
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     for override in overrides:
-        _override(document, override)
+        _apply_override(document, override)
     base = path.resolve().parent
     try:
         settings = Settings.model_validate(document)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_explain(error)}") from error
-    return _anchored(settings, base)
+    return _resolve_paths(settings, base)
 
 
-def _anchored(settings: Settings, base: Path) -> Settings:
-    """Every path that is relative starts at `base`, and `~` is a home folder."""
+def _resolve_paths(settings: Settings, base: Path) -> Settings:
+    """Make every path absolute: relative ones start at `base`, and `~` is the home folder."""
 
     def path(text: str) -> str:
-        # Links stay: a mounted secret is renewed by pointing its link elsewhere.
+        # Links are kept, because a mounted secret is renewed by changing its link.
         return os.path.normpath(base / Path(text).expanduser()) if text else text
 
     def model(text: str) -> str:
-        """A Hugging Face id, or another name, stays; what begins with a folder is a path."""
+        """Resolve `text` if it starts with `.`, `~`, `/` or the name of a folder; else keep it."""
         is_path = text.startswith((".", "~", "/")) or (base / text.partition("/")[0]).is_dir()
         return path(text) if text and is_path else text
 
@@ -181,43 +181,43 @@ def _anchored(settings: Settings, base: Path) -> Settings:
     reference = gates.perplexity.reference
     draft = settings.engine.speculative
     presidio = settings.scrub.presidio
-    return _changed(
+    return _replace(
         settings,
         data_dir=(base / settings.data_dir.expanduser()).resolve(),
-        policy=_changed(settings.policy, base_model=model(settings.policy.base_model)),
-        store=_changed(settings.store, root=root if "://" in root else path(root)),
-        gateway=_changed(
+        policy=_replace(settings.policy, base_model=model(settings.policy.base_model)),
+        store=_replace(settings.store, root=root if "://" in root else path(root)),
+        gateway=_replace(
             gateway,
             keys_file=path(gateway.keys_file),
             tokenizer=model(gateway.tokenizer),
-            spool=_changed(gateway.spool, dir=path(gateway.spool.dir)),
-            responses=_changed(gateway.responses, path=path(gateway.responses.path)),
-            tls=_changed(
+            spool=_replace(gateway.spool, dir=path(gateway.spool.dir)),
+            responses=_replace(gateway.responses, path=path(gateway.responses.path)),
+            tls=_replace(
                 tls, cert=path(tls.cert), key=path(tls.key), client_ca=path(tls.client_ca)
             ),
         ),
-        engine=_changed(
-            settings.engine, speculative=_changed(draft, draft_model=model(draft.draft_model))
+        engine=_replace(
+            settings.engine, speculative=_replace(draft, draft_model=model(draft.draft_model))
         ),
-        deploy=_changed(
+        deploy=_replace(
             settings.deploy,
-            gates=_changed(
+            gates=_replace(
                 gates,
-                perplexity=_changed(
+                perplexity=_replace(
                     gates.perplexity,
                     reference=None if reference is None else Path(path(str(reference))),
                 ),
             ),
         ),
-        scrub=_changed(settings.scrub, presidio=_changed(presidio, model=model(presidio.model))),
+        scrub=_replace(settings.scrub, presidio=_replace(presidio, model=model(presidio.model))),
     )
 
 
-def _changed(config: ConfigT, **values: object) -> ConfigT:
+def _replace(config: ConfigT, **values: object) -> ConfigT:
     return config.model_copy(update=values)
 
 
-def _override(document: dict[str, object], override: str) -> None:
+def _apply_override(document: dict[str, object], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(f"--set {override!r} is not of the form section.key=value")
@@ -238,19 +238,19 @@ def _override(document: dict[str, object], override: str) -> None:
 def _explain(error: ValidationError) -> str:
     lines = []
     for detail in error.errors():
-        where = ".".join(str(part) for part in detail["loc"]) or "the file"
+        key = ".".join(str(part) for part in detail["loc"]) or "the file"
         if detail["type"] == "extra_forbidden":
-            lines.append(f"{where}: unknown key; see docs/configuration.md for those that exist")
+            lines.append(f"{key}: unknown key; docs/configuration.md lists the keys")
         elif detail["type"] == "missing":
-            lines.append(f"{where}: missing")
+            lines.append(f"{key}: missing")
         else:
-            lines.append(f"{where}{_shown(detail['loc'], detail['input'])}: {detail['msg']}")
+            lines.append(f"{key}{_format_value(detail['loc'], detail['input'])}: {detail['msg']}")
     return "; ".join(lines)
 
 
-def _shown(loc: tuple[int | str, ...], value: object) -> str:
-    """The value, unless it may be a secret that was pasted into the wrong place."""
-    secretive = {"api_keys", "storage_options"} & set(loc)
-    if secretive or not isinstance(value, bool | int | float | str):
+def _format_value(loc: tuple[int | str, ...], value: object) -> str:
+    """The value as ` = value`; empty when it may be a secret that was pasted there."""
+    may_be_secret = bool({"api_keys", "storage_options"} & set(loc))
+    if may_be_secret or not isinstance(value, bool | int | float | str):
         return ""
     return f" = {json.dumps(value)}"

@@ -1,4 +1,4 @@
-"""The demo's own arithmetic."""
+"""The arithmetic of the demo."""
 
 import math
 
@@ -50,12 +50,12 @@ def test_wilson_interval_of_15_in_50() -> None:
     assert wilson(15, 50) == pytest.approx((0.1910, 0.4375), abs=2e-4)
 
 
-def test_nothing_rated_says_nothing() -> None:
+def test_an_interval_without_ratings_is_everything() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
 
 
 def test_targets_are_all_reached_by_good_figures() -> None:
-    assert all(target.reached for target in targets(REACHED))
+    assert all(target.is_reached for target in targets(REACHED))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_targets_are_all_reached_by_good_figures() -> None:
         ("rss_peak_gib", 12.0),
     ],
 )
-def test_one_missed_figure_misses_exactly_one_target(key: str, value: float) -> None:
-    missed = [target for target in targets(REACHED | {key: value}) if not target.reached]
+def test_a_figure_that_misses_its_target_misses_only_that_one(key: str, value: float) -> None:
+    missed = [target for target in targets(REACHED | {key: value}) if not target.is_reached]
 
     assert len(missed) == 1

@@ -1,12 +1,13 @@
 """The engine that the integration tests share: it takes half a minute to start."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.brokers import free_port
 from tests.integration.engines import Engine, engine
+from tests.integration.gateway_service import Service, gateway_service
 
 
 @pytest.fixture(scope="session")
@@ -19,5 +20,16 @@ def shared_engine(
     """
     with engine(
         tmp_path_factory.mktemp("engine"), model=tiny_model_dir, port=free_port()
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+async def service(
+    shared_engine: Engine, tiny_model_dir: Path, tmp_path: Path
+) -> AsyncIterator[Service]:
+    """A gateway before the shared engine."""
+    async with gateway_service(
+        shared_engine.url, model_dir=tiny_model_dir, folder=tmp_path
     ) as running:
         yield running

@@ -3,7 +3,6 @@
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
@@ -22,7 +21,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from onlinerl.rollout_store.schema import InteractionEvent
 from tests.integration.engines import Engine
-from tests.integration.gateway_service import Service, gateway_service
+from tests.integration.gateway_service import Service
 from tests.serving.world import KEY
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(600)]
@@ -50,16 +49,6 @@ class Place(pydantic.BaseModel):
 
     city: str = pydantic.Field(pattern="^(Bern|Basel)$")
     rainy: bool
-
-
-@pytest.fixture
-async def service(
-    shared_engine: Engine, tiny_model_dir: Path, tmp_path: Path
-) -> AsyncIterator[Service]:
-    async with gateway_service(
-        shared_engine.url, model_dir=tiny_model_dir, folder=tmp_path
-    ) as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
 """The Anthropic client before a real engine."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
 import pytest
 
-from tests.integration.engines import Engine
-from tests.integration.gateway_service import Service, gateway_service
+from tests.integration.gateway_service import Service
 from tests.integration.test_clients_responses import CITY
 from tests.serving.world import KEY
 
@@ -20,16 +18,6 @@ ASKED: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Weather?"}],
 }
 TOOLS: list[Any] = [{"name": "weather", "input_schema": CITY}]
-
-
-@pytest.fixture
-async def service(
-    shared_engine: Engine, tiny_model_dir: Path, tmp_path: Path
-) -> AsyncIterator[Service]:
-    async with gateway_service(
-        shared_engine.url, model_dir=tiny_model_dir, folder=tmp_path
-    ) as running:
-        yield running
 
 
 @pytest.fixture

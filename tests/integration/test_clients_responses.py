@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Literal
 
 import openai
@@ -17,8 +16,7 @@ from agents import (
     function_tool,
 )
 
-from tests.integration.engines import Engine
-from tests.integration.gateway_service import Service, gateway_service
+from tests.integration.gateway_service import Service
 from tests.serving.world import KEY
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -31,16 +29,6 @@ CITY: dict[str, object] = {
 }
 ASKED: dict[str, Any] = {"model": "assistant", "input": "Weather?", "max_output_tokens": 40}
 TOOLS: list[Any] = [{"type": "function", "name": "weather", "parameters": CITY, "strict": False}]
-
-
-@pytest.fixture
-async def service(
-    shared_engine: Engine, tiny_model_dir: Path, tmp_path: Path
-) -> AsyncIterator[Service]:
-    async with gateway_service(
-        shared_engine.url, model_dir=tiny_model_dir, folder=tmp_path
-    ) as running:
-        yield running
 
 
 @pytest.fixture

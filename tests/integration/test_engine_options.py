@@ -259,6 +259,7 @@ async def test_an_adapter_loaded_at_run_time_answers_as_its_own_version(
     assert version(unloaded) == ["assistant/1"]
 
 
+@pytest.mark.slow
 async def test_a_seeded_prompt_that_is_read_in_pieces_ends_no_engine(
     running: Engine, http: aiohttp.ClientSession, router: Router
 ) -> None:

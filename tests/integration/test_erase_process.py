@@ -114,6 +114,7 @@ def in_background(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_beside_ingest_and_upkeep_it_leaves_nothing(
     pipeline: Pipeline,
 ) -> None:

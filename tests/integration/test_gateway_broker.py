@@ -154,6 +154,7 @@ def check_all_arrived(gateway: GatewayProcess, traffic: Traffic, bootstrap: str)
     assert gateway.metric("onlinerl_gateway_events_lost_total") == 0
 
 
+@pytest.mark.slow
 def test_a_frozen_broker_stops_nobody_and_every_row_arrives(
     tmp_path: Path, engine: str, tiny_model_dir: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_frozen_broker_stops_nobody_and_every_row_arrives(
         assert gateway.stop() == 0
 
 
+@pytest.mark.slow
 @needs_kafka
 def test_a_killed_broker_that_keeps_its_log_stops_nobody_and_every_row_arrives(
     tmp_path: Path, engine: str, tiny_model_dir: Path

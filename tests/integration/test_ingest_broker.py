@@ -16,7 +16,7 @@ from tests.integration.ingest_pipeline import COMMAND, WAIT_S, Pipeline, wait_un
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(params=["tansu", pytest.param("kafka", marks=needs_kafka)])
+@pytest.fixture(params=["tansu", pytest.param("kafka", marks=[needs_kafka, pytest.mark.slow])])
 def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
     with {"tansu": tansu, "kafka": kafka}[request.param](tmp_path) as broker:
         yield broker
@@ -92,6 +92,7 @@ def test_a_frozen_broker_is_said_and_outlived(pipeline: Pipeline) -> None:
     assert process.poll() is None
 
 
+@pytest.mark.slow
 @needs_kafka
 def test_a_killed_kafka_that_kept_its_data_is_outlived(tmp_path: Path) -> None:
     with kafka(tmp_path) as broker:

@@ -60,6 +60,7 @@ def has_everything(pipeline: Pipeline, sent: list[int]) -> bool:
     return pipeline.has(*sent) and pipeline.stored("dead_letters", "payload") == poison
 
 
+@pytest.mark.slow
 def test_members_come_go_and_are_killed_under_load_and_every_row_is_stored_once(
     pipeline: Pipeline,
 ) -> None:
@@ -103,6 +104,7 @@ def test_two_members_share_the_partitions_and_a_third_finds_the_work_done(
     assert [process.poll() for process in processes] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600 + NUM_RECORDS // 500)
 def test_a_long_log_is_stored_once_whatever_dies_on_the_way(pipeline: Pipeline) -> None:
     """Half interactions, half feedback; a member is killed, one joins, the broker is killed."""

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-from onlinerl.commands.checks import http_problem
+from onlinerl.commands.probes import http_problem
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
 from onlinerl.settings import Settings, load
@@ -232,6 +232,7 @@ def test_any_earlier_version_can_serve_again_and_the_later_one_after_it(stack: S
     assert ("tester",) in stack.query("SELECT actor FROM audit")
 
 
+@pytest.mark.slow
 def test_a_candidate_that_fails_a_gate_never_serves(stack: Stack) -> None:
     promoted(stack)
     talk(stack, 20)
@@ -273,6 +274,7 @@ def test_parts_that_are_killed_lose_and_double_nothing(stack: Stack) -> None:
     assert sorted(table["interaction_id"].to_pylist()) == sorted(stack.served)
 
 
+@pytest.mark.slow
 def test_an_engine_that_died_serves_the_champion_again_and_never_the_base(stack: Stack) -> None:
     version = promoted(stack)
     until(

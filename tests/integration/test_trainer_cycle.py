@@ -204,6 +204,7 @@ def _assert_same_names_and_types(folder: Path, parent: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_cycle_killed_at_every_point_in_turn_keeps_its_window_and_registers_once(
     stack: Stack,
 ) -> None:
@@ -290,6 +291,7 @@ def test_the_schedule_runs_a_due_cycle_and_ends_cleanly_when_asked(stack: Stack)
     assert stack.only_cycle().status == "registered"
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_ended_in_mid_training_leaves_no_process(stack: Stack) -> None:
     schedule = ScheduleConfig(check_every_s=1.0, health_port=0)
     slow = stack.settings.trainer.model_copy(update={"epochs": 20, "tokens_per_step": 12})

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from onlinerl.deploy.config import DeployConfig
-from onlinerl.deploy.replicas.engine_control import HttpReplica
+from onlinerl.deploy.replicas.engine_control import HttpEngineControl
 from onlinerl.deploy.replicas.fleet import Expectation, Fleet, Probe
 from onlinerl.deploy.weights.delta import (
     HostTensor,
@@ -108,27 +108,27 @@ def versions(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def replica(running: Engine) -> HttpReplica:
-    return HttpReplica(
+def replica(running: Engine) -> HttpEngineControl:
+    return HttpEngineControl(
         running.url, policy="assistant", request_timeout_s=20.0, commit_timeout_s=60.0
     )
 
 
 @pytest.fixture
-def fleet(replica: HttpReplica, versions: Versions) -> Fleet:
+def fleet(replica: HttpEngineControl, versions: Versions) -> Fleet:
     """With version 1 in."""
     made = Fleet([replica], policy="assistant", root=versions.root, config=DeployConfig())
     made.swap(versions.expectation(1), fallback=None)
     return made
 
 
-def difference(replica: HttpReplica, versions: Versions, version: int) -> float:
+def difference(replica: HttpEngineControl, versions: Versions, version: int) -> float:
     found = replica.logprobs(PROMPT)
     return float(np.abs(np.subtract(found, versions.logprobs(version, PROMPT))).mean())
 
 
 def test_the_engine_agrees_with_transformers_after_every_swap_and_back(
-    fleet: Fleet, replica: HttpReplica, versions: Versions
+    fleet: Fleet, replica: HttpEngineControl, versions: Versions
 ) -> None:
     for version in (2, 3, 1, 3, 2):
         report = fleet.swap(versions.expectation(version), fallback=None)
@@ -142,7 +142,7 @@ def test_the_engine_agrees_with_transformers_after_every_swap_and_back(
 
 
 def test_a_corrupt_file_leaves_the_old_id_and_the_old_weights(
-    fleet: Fleet, replica: HttpReplica, versions: Versions
+    fleet: Fleet, replica: HttpEngineControl, versions: Versions
 ) -> None:
     file = version_folder(versions.root, 2) / "forward.bin"
     whole = file.read_bytes()
@@ -162,7 +162,7 @@ def test_a_corrupt_file_leaves_the_old_id_and_the_old_weights(
 
 
 def test_applying_what_was_not_staged_changes_nothing(
-    fleet: Fleet, replica: HttpReplica, versions: Versions
+    fleet: Fleet, replica: HttpEngineControl, versions: Versions
 ) -> None:
     replica.pause()
     with pytest.raises(WeightsError):
@@ -175,7 +175,7 @@ def test_applying_what_was_not_staged_changes_nothing(
 
 
 def test_an_update_that_nobody_finished_is_taken_back(
-    fleet: Fleet, replica: HttpReplica, running: Engine, versions: Versions
+    fleet: Fleet, replica: HttpEngineControl, running: Engine, versions: Versions
 ) -> None:
     stage(replica, versions, 2)
     replica.pause()
@@ -192,7 +192,7 @@ def test_an_update_that_nobody_finished_is_taken_back(
 
 
 def test_an_update_that_was_begun_and_brought_nothing_holds_up_no_later_one(
-    fleet: Fleet, replica: HttpReplica, running: Engine, versions: Versions
+    fleet: Fleet, replica: HttpEngineControl, running: Engine, versions: Versions
 ) -> None:
     stage(replica, versions, 2)
     replica.pause()
@@ -239,7 +239,7 @@ def assert_tiles(spans: list[dict[str, object]], *, num_tokens: int, versions: l
     assert spans[-1]["end"] == num_tokens
 
 
-def stage(replica: HttpReplica, versions: Versions, version: int) -> None:
+def stage(replica: HttpEngineControl, versions: Versions, version: int) -> None:
     replica.stage(versions.root, version)
     deadline = time.monotonic() + 60
     while replica.status()[0].state != "staged":

@@ -1,4 +1,4 @@
-"""A configuration of the whole stack with ports of its own."""
+"""Writes a configuration of the whole stack that uses free ports."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from onlinerl.commands.keys import key_hash
 
 
 def write_configuration(folder: Path, *, model: Path, key: str) -> Path:
-    """A file `onlinerl.toml` in `folder`, its data beside it."""
+    """Write `onlinerl.toml` into `folder`, with `data` beside it; returns its path."""
     broker, registry, engine, gateway, ingest, schedule, deploy, maintain = free_ports(8)
     path = folder / "onlinerl.toml"
     path.write_text(
@@ -26,7 +26,7 @@ metrics = [{{ name = "accepted" }}]
 
 [trainer]
 min_labelled_rows = 40
-# One thread each: on two busy cores a second one is waited for at every barrier.
+# One thread each, because on two busy cores the threads would wait for each other.
 num_threads = 1
 heldout_fraction = 0.2
 

@@ -1,4 +1,4 @@
-"""One TOML file in, or an error that says what to change."""
+"""A TOML file becomes settings, or an error that names what to change."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def write(tmp_path: Path, text: str = MINIMAL) -> Path:
     return path
 
 
-def test_defaults_fill_what_a_file_leaves_out(tmp_path: Path) -> None:
+def test_absent_keys_take_their_defaults(tmp_path: Path) -> None:
     settings = load(write(tmp_path))
 
     assert settings.gateway.host == "127.0.0.1"
@@ -67,29 +67,29 @@ presidio.model = "parts/model"
     assert load(path, ["store.root=s3://bucket/store"]).store_root == "s3://bucket/store"
 
 
-def test_a_link_to_a_secret_is_followed_when_it_is_read(tmp_path: Path) -> None:
+def test_a_link_to_a_secret_is_kept_until_the_secret_is_read(tmp_path: Path) -> None:
     (tmp_path / "keys.json").symlink_to(tmp_path / "of-monday.json")
     path = write(tmp_path, MINIMAL + '[gateway]\nkeys_file = "keys.json"\n')
 
     assert load(path).gateway.keys_file == str(tmp_path / "keys.json")
 
 
-def test_a_draft_model_starts_at_the_file_too(
+def test_a_relative_draft_model_starts_at_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "small").mkdir()
     speculative = '[engine.speculative]\nmethod = "draft_model"\ndraft_model = "%s"\n'
     local = write(tmp_path, MINIMAL + speculative % "small")
     monkeypatch.chdir("/")
-    found = load(local).engine.speculative.draft_model
+    from_folder = load(local).engine.speculative.draft_model
     from_hub = load(write(tmp_path, MINIMAL + speculative % "someone/small"))
 
-    assert found == str(tmp_path / "small")
+    assert from_folder == str(tmp_path / "small")
     assert from_hub.engine.speculative.draft_model == "someone/small"
     assert load(write(tmp_path)).engine.speculative.draft_model == ""
 
 
-def test_a_hub_id_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_hub_id_is_not_taken_for_a_path(tmp_path: Path) -> None:
     path = write(tmp_path, '[policy]\nbase_model = "someone/a-model"\n')
 
     assert load(path).policy.base_model == "someone/a-model"
@@ -123,21 +123,21 @@ def test_overrides_win_over_the_file(tmp_path: Path, override: str, expected: ob
     ],
     ids=["unknown", "range", "syntax", "missing", "no value", "no section", "same port"],
 )
-def test_a_wrong_file_is_refused_with_the_key_and_its_value(
+def test_an_error_names_the_key_and_its_value(
     tmp_path: Path, text: str, overrides: list[str], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         load(write(tmp_path, text), overrides)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no configuration file"):
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no configuration file"):
         load(tmp_path / "absent.toml")
     with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
         load(tmp_path)
 
 
-def test_an_error_never_repeats_what_may_be_a_secret(tmp_path: Path) -> None:
+def test_an_error_never_repeats_a_value_that_may_be_a_secret(tmp_path: Path) -> None:
     pasted = '[[gateway.api_keys]]\nname = "x"\nsha256 = "orl-the-key-itself"\n'
     options = '[store]\nstorage_options = { aws_secret_access_key = "s3cret" }\n'
     ports = "[gateway]\nport = 8001\n"

@@ -1,4 +1,4 @@
-"""The commands of operators that work on several folders.
+"""The command line by group, and the commands that work on several folders.
 
-Imports all folders, lazily where they are heavy.
+May import everything but `cli`; the parsers import it lazily.
 """

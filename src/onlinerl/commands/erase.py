@@ -1,17 +1,19 @@
-"""`onlinerl erase`: forget a person everywhere, and prove it."""
+"""`onlinerl erase`: removes a person from the tables, the spool and the stored responses."""
 
 import json
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from onlinerl.commands import lineage
-from onlinerl.commands.users import hashes_of, user_hasher
+from onlinerl.commands.tables import open_store
+from onlinerl.commands.users import open_user_hasher, user_hashes
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
 from onlinerl.rollout_store.erasure.erase import Erasure, OutsideCopy
 from onlinerl.rollout_store.erasure.report import ErasureReport
@@ -20,20 +22,22 @@ from onlinerl.rollout_store.erasure.state import StateFile
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.lease import StoreLease
 from onlinerl.rollout_store.upkeep.process import LEASE
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-LEASE_WAIT_S, LEASE_POLL_S = 900.0, 2.0
-"""How long a pass of `onlinerl maintain` is waited for, and how often it is looked for."""
+LEASE_WAIT_S = 900.0
+"""Seconds to wait for a pass of `onlinerl maintain` to end."""
+
+LEASE_POLL_S = 2.0
+"""Seconds between two attempts to take the lease."""
+
 LEASE_ATTEMPTS = 5
-"""How often the lease may be lost; `[maintenance].lease_ttl_s` is too short then."""
+"""Times that the lease may be lost before the erasure fails."""
 
 
 def run_erase(
-    settings: "Settings",
+    settings: Settings,
     *,
     user: str,
     tenant: str | None,
@@ -41,62 +45,82 @@ def run_erase(
     actor: str,
     format: str,
 ) -> int:
-    """Erase a person and show the report; a repeat, also after a crash, completes it.
+    """Erase a person and print the report. Repeat the command after a crash to complete it.
+
+    Args:
+        settings: The configuration.
+        user: The id that the product sends for the person.
+        tenant: Erase in this tenant only; None means in all of them.
+        dry_run: Print what would be erased and change nothing.
+        actor: Who asks, for the table `audit`.
+        format: `table` or `json`.
 
     Raises:
-        ConfigError: there is no key to hash the user with, or there are no tables.
-        ServiceUnavailable: a storage, the spool or the stored answers did not do it in time.
-        StoreConflict: traces came back again and again.
+        ConfigError: the key that user ids are hashed with is not set, or there are no tables.
+        LeaseHeld: upkeep did not end in time, or the lease was lost again and again.
+        ServiceUnavailable: a storage, the spool or the stored responses did not answer in time.
+        StoreConflict: new traces of the person appeared in every round.
     """
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
-    users = hashes_of(settings, store, user=user, tenant=tenant)
+    store = open_store(settings)
+    users = user_hashes(settings, store, user=user, tenant=tenant)
     erasure = Erasure(
         store=store,
         state_file=_state_file(settings, user=user, tenant=tenant),
         actor=actor,
-        copies=copies_of(settings),
+        copies=gateway_copies(settings),
         trained_on=lambda scope: _trained_on(settings, scope),
     )
     if dry_run:
-        with _progress() as on_file:
-            plan = replace(erasure, on_file=on_file).plan(users)
-        _show_plan(plan.scope, format=format)
+        with _progress() as count_file:
+            plan = replace(erasure, on_file=count_file).plan(users)
+        _print_plan(plan.scope, format=format)
         return 0
     report = _erase(erasure, users, ttl_s=settings.maintenance.lease_ttl_s)
     _mark_versions(settings, store)
-    _show(report, format=format)
+    _print(report.model_dump(mode="json"), format=format)
     return 0
 
 
 def _erase(erasure: Erasure, users: Mapping[str, str], *, ttl_s: float) -> ErasureReport:
-    """Under the lease of upkeep; one that is lost in a long step is taken again, and it goes on."""
-    attempt = 0
-    while True:
-        with _lease(erasure.store, ttl_s=ttl_s) as lease, _progress() as on_file:
+    """Run the erasure under the lease of upkeep.
 
-            def alive(lease: StoreLease = lease, on_file: Callable[[], None] = on_file) -> None:
-                on_file()
-                lease.renew()
-
+    A step that takes longer than `ttl_s` can lose the lease. The erasure then waits until the lease
+    is free and goes on where it stopped.
+    """
+    for _ in range(LEASE_ATTEMPTS):
+        with _lease(erasure.store, ttl_s=ttl_s) as lease, _progress() as count_file:
             try:
-                return replace(erasure, on_file=alive).run(users)
+                return replace(erasure, on_file=_renewing(lease, count_file)).run(users)
             except LeaseHeld as error:
-                attempt += 1
-                if attempt == LEASE_ATTEMPTS:
-                    raise
                 logger.warning("%s; the erasure goes on when it is free", error)
+    raise LeaseHeld(
+        f"the lease of upkeep was lost {LEASE_ATTEMPTS} times; set maintenance.lease_ttl_s "
+        f"(now {ttl_s:g} s) above the longest step of the erasure and repeat the command"
+    )
 
 
-def _state_file(settings: "Settings", *, user: str, tenant: str | None) -> StateFile:
-    """Named by what was asked for: which tenants have rows changes while these are deleted."""
-    asked = tenant or ""
-    hashed = user_hasher().hash(user, tenant=asked)
-    assert hashed is not None
-    return StateFile(settings.folder("erasures"), users=[(asked, hashed)])
+def _renewing(lease: StoreLease, count_file: Callable[[], None]) -> Callable[[], None]:
+    def on_file() -> None:
+        count_file()
+        lease.renew()
+
+    return on_file
 
 
-def copies_of(settings: "Settings") -> list[OutsideCopy]:
-    """What the gateway of this machine keeps beside the tables."""
+def _state_file(settings: Settings, *, user: str, tenant: str | None) -> StateFile:
+    """The file that lets a repeated command go on with the erasure that a crash interrupted.
+
+    The command's own user and tenant name it, because the set of tenants with rows of the person
+    shrinks while they are deleted.
+    """
+    tenant_name = tenant or ""
+    user_hash = open_user_hasher().hash(user, tenant=tenant_name)
+    assert user_hash is not None
+    return StateFile(settings.folder("erasures"), users=[(tenant_name, user_hash)])
+
+
+def gateway_copies(settings: Settings) -> list[OutsideCopy]:
+    """The copies of interactions that the gateway of this machine keeps beside the tables."""
     spool = settings.gateway.spool.dir
     responses = settings.gateway.responses.path
     return [
@@ -106,14 +130,15 @@ def copies_of(settings: "Settings") -> list[OutsideCopy]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpoolCopy:
-    """Events that wait for the log, or are kept until the tables confirm them."""
+class SpoolCopy(OutsideCopy):
+    """Events in the gateway's spool, not yet shipped or not yet confirmed by the tables."""
 
     folder: Path
     name: str = "spool"
 
+    @override
     def forget(self, scope: Scope) -> int:
-        """The events of the person, and whosever in their sessions."""
+        """Remove the events of the person, and all events in their sessions."""
         from onlinerl.serving.spool.forgetting import forget_user
 
         return sum(
@@ -125,14 +150,15 @@ class SpoolCopy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResponsesCopy:
-    """Answers that `/v1/responses` keeps."""
+class ResponsesCopy(OutsideCopy):
+    """Responses that `/v1/responses` stores."""
 
     path: Path
     name: str = "responses"
 
+    @override
     def forget(self, scope: Scope) -> int:
-        """The answers to the person, and to whomever in their sessions."""
+        """Remove the responses to the person, and all responses in their sessions."""
         from onlinerl.serving.protocols.responses.sqlite_store import forget_user
 
         return sum(
@@ -143,50 +169,61 @@ class ResponsesCopy:
 
 @contextmanager
 def _lease(store: DeltaStore, *, ttl_s: float) -> Iterator[StoreLease]:
-    """Apart from upkeep: a compaction would carry rows into new files while they are looked for."""
+    """Hold the lease of upkeep, whose compaction would move rows to files already searched."""
     store.create()
+    with ExitStack() as stack:
+        yield _wait_for_lease(stack, store, ttl_s=ttl_s)
+
+
+def _wait_for_lease(stack: ExitStack, store: DeltaStore, *, ttl_s: float) -> StoreLease:
     deadline = time.monotonic() + LEASE_WAIT_S
     while True:
-        lease = StoreLease(store, name=LEASE, ttl_s=ttl_s)
         try:
-            lease.__enter__()
-            break
+            return stack.enter_context(StoreLease(store, name=LEASE, ttl_s=ttl_s))
         except LeaseHeld as error:
             if time.monotonic() > deadline:
                 raise
             logger.info("waiting for upkeep to end: %s", error)
             time.sleep(LEASE_POLL_S)
-    try:
-        yield lease
-    finally:
-        lease.__exit__(None, None, None)
 
 
-def _trained_on(settings: "Settings", scope: Scope) -> dict[int, int] | None:
-    def wanted(row: tuple[str, str]) -> bool:
+def _trained_on(settings: Settings, scope: Scope) -> dict[int, int] | None:
+    """Number of rows of the person that each version learned from; None without a registry."""
+
+    def is_in_scope(row: lineage.RowId) -> bool:
         tenant, interaction = row
         return tenant in scope and interaction in scope[tenant].interactions
 
     try:
-        return lineage.count_in_versions(lineage.open_trained_rows(settings), wanted)
+        return lineage.count_in_versions(lineage.open_trained_rows(settings), is_in_scope)
     except ServiceUnavailable as error:
-        logger.warning("it is not known which versions learned from the rows: %s", error)
+        logger.warning(
+            "the report cannot name the versions that learned from the person: %s", error
+        )
         return None
 
 
-def _mark_versions(settings: "Settings", store: DeltaStore) -> None:
-    """The tag is for people; `onlinerl lineage` finds the same without it."""
+def _mark_versions(settings: Settings, store: DeltaStore) -> None:
+    """Tag versions that learned from erased rows, for people who look at them in MLflow.
+
+    A registry that is away fails nothing: `onlinerl lineage` finds the versions without the tag.
+    """
     try:
-        marked = lineage.mark_versions(store, lineage.open_trained_rows(settings))
+        rows_by_version = lineage.mark_versions(store, lineage.open_trained_rows(settings))
     except ServiceUnavailable as error:
-        logger.warning("versions that learned from erased rows are not marked: %s", error)
+        logger.warning("versions that learned from erased rows could not be tagged: %s", error)
     else:
-        logger.info("versions that learned from erased rows", extra={"rows_by_version": marked})
+        logger.info(
+            "versions that learned from erased rows", extra={"rows_by_version": rows_by_version}
+        )
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[], None]]:
-    """A count of files on standard error, where that is a terminal."""
+    """Show the number of searched files on standard error if it is a terminal.
+
+    Yields a function to call once per file.
+    """
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -195,7 +232,7 @@ def _progress() -> Iterator[Callable[[], None]]:
 
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.completed} files looked through"),
+        TextColumn("{task.completed} files searched"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
@@ -203,8 +240,8 @@ def _progress() -> Iterator[Callable[[], None]]:
         yield lambda: bar.advance(task)
 
 
-def _show_plan(scope: Scope, *, format: str) -> None:
-    lines = [
+def _print_plan(scope: Scope, *, format: str) -> None:
+    scopes = [
         {
             "tenant": tenant,
             "sessions": len(part.sessions),
@@ -212,14 +249,10 @@ def _show_plan(scope: Scope, *, format: str) -> None:
         }
         for tenant, part in sorted(scope.items())
     ]
-    _write({"would_erase": lines}, format=format)
+    _print({"would_erase": scopes}, format=format)
 
 
-def _show(report: ErasureReport, *, format: str) -> None:
-    _write(report.model_dump(mode="json"), format=format)
-
-
-def _write(content: Mapping[str, object], *, format: str) -> None:
+def _print(content: Mapping[str, object], *, format: str) -> None:
     if format == "json":
         json.dump(content, sys.stdout)
         sys.stdout.write("\n")

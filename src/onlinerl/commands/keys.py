@@ -1,4 +1,7 @@
-"""API keys: made here, kept by their owner, known to the gateway only by their SHA-256."""
+"""`onlinerl keys`: makes, lists and revokes API keys.
+
+Only the owner keeps a key. The keys file and the configuration hold its SHA-256.
+"""
 
 import hashlib
 import json
@@ -7,7 +10,6 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -17,38 +19,39 @@ from onlinerl.secret_names import API_KEYS
 from onlinerl.serving.access.auth import check_unique
 from onlinerl.serving.access.key_file import changing_keys, keys_of_environment, load_keys
 from onlinerl.serving.config import ApiKeyConfig, KeyLimits
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.settings import Settings
 
 PREFIX = "orl-"
+"""Start of every key, so that people and secret scanners recognise one."""
 
 
 def new_key() -> str:
-    """A fresh key with 256 bits of randomness."""
+    """A new key with 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def key_hash(key: str) -> str:
-    """What the configuration holds: lower-case hexadecimal SHA-256.
+    """The SHA-256 of a key in lower-case hexadecimal, as configurations and keys files hold it.
 
-    A plain hash is enough because the key is random and long; it cannot be guessed offline.
+    A plain hash is enough, because the key is too long and random to be guessed offline.
     """
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def keys_path(settings: "Settings") -> Path:
+def keys_path(settings: Settings) -> Path:
     """The file that `onlinerl keys` writes and the gateway reads."""
     return Path(settings.gateway.keys_file or settings.folder("keys.json"))
 
 
 def known_keys(
-    settings: "Settings", environment: Mapping[str, str]
+    settings: Settings, environment: Mapping[str, str]
 ) -> dict[str, tuple[ApiKeyConfig, ...]]:
-    """The keys that a gateway of these settings admits, by where they stand.
+    """The keys that a gateway with these settings accepts, by source.
+
+    The sources are the configuration, the keys file and the environment variable.
 
     Raises:
-        ConfigError: when the file or the variable cannot be read, or two keys share name or hash.
+        ConfigError: the file or the variable cannot be read, or two keys share a name or a hash.
     """
     path = keys_path(settings)
     sources = {
@@ -61,36 +64,36 @@ def known_keys(
 
 
 def run_keys_new(*, name: str, tenant: str, consent: Consent) -> int:
-    """Print the key to standard error once, and the TOML for the gateway to standard output.
+    """Print a new key to standard error, and the TOML that admits it to standard output.
 
     Raises:
-        ConfigError: when the gateway would not take such a key.
+        ConfigError: the gateway would refuse the name or the tenant.
     """
     key = new_key()
     entry = _entry(name=name, sha256=key_hash(key), tenant=tenant, consent=consent)
     fields = entry.model_dump(mode="json", include={"name", "sha256", "tenant", "consent"})
-    # A JSON string is a TOML string too if it holds neither surrogates nor a bare DEL: what is not
-    # ASCII stays as it is, and an entry has no control characters.
+    # A JSON string is also a TOML string unless it holds escaped surrogates or DEL. There are none:
+    # ensure_ascii=False keeps what is not ASCII as it is, and an entry has no control characters.
     lines = [f"{field} = {json.dumps(text, ensure_ascii=False)}" for field, text in fields.items()]
     _show_once(key)
     sys.stdout.write("\n".join(["[[gateway.api_keys]]", *lines]) + "\n")
     return 0
 
 
-def key_limits(**given: int | None) -> KeyLimits:
-    """Limits of a key, as the command line gives them.
+def key_limits(**limits: int | None) -> KeyLimits:
+    """Validate the limits of a key that the command line gives; None means no limit of its own.
 
     Raises:
-        ConfigError: when one is out of range.
+        ConfigError: a limit is out of range.
     """
     try:
-        return KeyLimits(**given)
+        return KeyLimits(**limits)
     except ValidationError as error:
-        raise ConfigError(_fault(error)) from error
+        raise ConfigError(_describe(error)) from error
 
 
 def run_keys_add(
-    settings: "Settings",
+    settings: Settings,
     *,
     name: str,
     tenant: str,
@@ -98,10 +101,12 @@ def run_keys_add(
     policies: Sequence[str],
     limits: KeyLimits,
 ) -> int:
-    """Admit a new key; it is printed to standard error once. A running gateway takes it at once.
+    """Add a new key to the keys file and print it to standard error, once.
+
+    A running gateway accepts it within `gateway.keys_poll_s`.
 
     Raises:
-        ConfigError: when the name is taken or the keys file cannot be written.
+        ConfigError: the name is taken, a value is invalid, or the keys file cannot be written.
     """
     key = new_key()
     entry = _entry(
@@ -115,15 +120,15 @@ def run_keys_add(
     path = keys_path(settings)
     with changing_keys(path) as keys:
         if any(known.name == name for known in (*settings.gateway.api_keys, *keys)):
-            raise ConfigError(f"there is a key {name!r} already: revoke it or take another name")
+            raise ConfigError(f"there is a key {name!r} already; revoke it or choose another name")
         keys.append(entry)
     sys.stdout.write(f"added {name!r} (tenant {tenant}, consent {consent}) to {path}\n")
     _show_once(key)
     return 0
 
 
-def run_keys_list(settings: "Settings") -> int:
-    """Print every key that is known from configuration, file and environment, without the keys."""
+def run_keys_list(settings: Settings) -> int:
+    """Print one line per key of configuration, file and environment; none shows the key itself."""
     sources = known_keys(settings, os.environ)
     rows = [_row(key, source) for source, keys in sources.items() for key in keys]
     heads = ("name", "tenant", "consent", "policies", "limits", "sha256", "from")
@@ -134,18 +139,18 @@ def run_keys_list(settings: "Settings") -> int:
     return 0
 
 
-def run_keys_revoke(settings: "Settings", *, name: str) -> int:
-    """Take a key back; a running gateway refuses it within `gateway.keys_poll_s`.
+def run_keys_revoke(settings: Settings, *, name: str) -> int:
+    """Remove a key from the keys file; a running gateway refuses it within `gateway.keys_poll_s`.
 
     Raises:
-        ConfigError: when the keys file has no such key.
+        ConfigError: the keys file has no such key.
     """
     path = keys_path(settings)
     with changing_keys(path) as keys:
-        left = [key for key in keys if key.name != name]
-        if len(left) == len(keys):
-            raise ConfigError(_where_else(settings, name=name, path=path))
-        keys[:] = left
+        others = [key for key in keys if key.name != name]
+        if len(others) == len(keys):
+            raise ConfigError(_explain_absence(settings, name=name, path=path))
+        keys[:] = others
     sys.stdout.write(f"revoked {name!r}\n")
     return 0
 
@@ -169,27 +174,27 @@ def _entry(
             limits=limits or KeyLimits(),
         )
     except ValidationError as error:
-        raise ConfigError(_fault(error)) from error
+        raise ConfigError(_describe(error)) from error
 
 
-def _fault(error: ValidationError) -> str:
-    fault = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in fault["loc"])
-    return f"{field} = {fault['input']!r}: {fault['msg']}"
+def _describe(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field} = {first['input']!r}: {first['msg']}"
 
 
-def _where_else(settings: "Settings", *, name: str, path: Path) -> str:
+def _explain_absence(settings: Settings, *, name: str, path: Path) -> str:
     if any(key.name == name for key in settings.gateway.api_keys):
         return (
-            f"the key {name!r} stands in the configuration: delete its [[gateway.api_keys]] there "
-            "and start the gateway again"
+            f"the key {name!r} stands in the configuration; delete its [[gateway.api_keys]] there "
+            "and restart the gateway"
         )
     return f"{path} has no key {name!r}; `onlinerl keys list` shows those that exist"
 
 
 def _row(key: ApiKeyConfig, source: str) -> tuple[str, ...]:
-    given = key.limits.model_dump(exclude_none=True)
-    limits = ",".join(f"{name}={value}" for name, value in given.items())
+    own_limits = key.limits.model_dump(exclude_none=True)
+    limits = ",".join(f"{name}={value}" for name, value in own_limits.items())
     policies = ",".join(key.policies) or "all"
     return key.name, key.tenant, key.consent, policies, limits or "-", key.sha256[:12], source
 

@@ -1,7 +1,7 @@
 """`onlinerl up`: every part on one machine, from one configuration, until Ctrl-C.
 
-The parts are the same processes that run alone in production; this file says which there are,
-in which order they start and when each is healthy.
+The parts are the same processes that run alone in production. This module defines which parts
+there are and the order in which they start; `checks.service_checks` tells when each is healthy.
 """
 
 import fcntl
@@ -13,53 +13,54 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from onlinerl.commands.checks import (
     Finding,
-    address_of,
     gateway_url,
     port_findings,
     service_checks,
     static_findings,
-    without_password,
 )
 from onlinerl.commands.embedded_broker import tansu_command
+from onlinerl.commands.probes import parse_address, redact_credentials
 from onlinerl.errors import ConfigError, LeaseHeld
 from onlinerl.process.supervisor import Part, Supervisor
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 1.0
-_REST = ("ingest", "deploy", "gateway", "schedule", "maintain")
-"""Parts that start when the services answer."""
+"""Seconds between two looks at the running parts."""
+
+_PARTS_AFTER_SERVICES = ("ingest", "deploy", "gateway", "schedule", "maintain")
+"""Parts that start once broker and registry answer."""
 
 
-def run_up(settings: "Settings", *, config: Path, options: Sequence[str]) -> int:
-    """Start all parts, print where each is, keep them running; 0 after Ctrl-C or SIGTERM.
+def run_up(settings: Settings, *, config: Path, options: Sequence[str]) -> int:
+    """Start all parts, print their addresses and keep them running until Ctrl-C or SIGTERM.
 
     Args:
         settings: The configuration.
-        config: Its file.
-        options: What each part is given on its command line beside the file.
+        config: The file that `settings` were read from; each part reads it again.
+        options: Options of the command line that each part gets after `--config`.
+
+    Returns:
+        0, after a stop that was asked for.
 
     Raises:
-        ConfigError: naming all that is wrong, before anything was started.
-        LeaseHeld: when another `onlinerl up` runs on the same data_dir.
-        ServiceUnavailable: when a part does not become healthy or dies too often; all are stopped.
+        ConfigError: the configuration is wrong; nothing was started.
+        LeaseHeld: another `onlinerl up` runs on the same data_dir.
+        ServiceUnavailable: a part did not become healthy or died too often; all were stopped.
     """
     console = Console(soft_wrap=True)
-    with _only_one(settings.data_dir), _stop_signals():
-        _refuse_what_is_wrong([*static_findings(settings), *port_findings(settings)])
+    with _lock_data_dir(settings.data_dir), _interrupt_on_signals():
+        _refuse_wrong_configuration([*static_findings(settings), *port_findings(settings)])
         supervisor = Supervisor(log_dir=settings.folder("logs"))
         try:
             _start(settings, supervisor, console, config=config, options=options)
-            console.print(_where_to_look(settings))
+            console.print(_summary(settings))
             while True:
                 supervisor.check()
                 time.sleep(WATCH_INTERVAL_S)
@@ -75,14 +76,17 @@ def run_up(settings: "Settings", *, config: Path, options: Sequence[str]) -> int
 
 
 def _start(
-    settings: "Settings",
+    settings: Settings,
     supervisor: Supervisor,
     console: Console,
     *,
     config: Path,
     options: Sequence[str],
 ) -> None:
-    """The engine starts first, since it takes longest; what needs the registry waits for it."""
+    """Start broker, registry and engine, and the other parts once broker and registry answer.
+
+    The engine takes longest, so the others do not wait for it before they start.
+    """
     parts = {part.name: part for part in _parts(settings, config=config, options=options)}
     for name in ("broker", "registry"):
         if name not in parts:
@@ -95,16 +99,16 @@ def _start(
     services = [supervisor.start(parts[name]) for name in ("broker", "registry") if name in parts]
     engine = supervisor.start(parts["engine"])
     supervisor.wait_until_healthy(services, on_healthy=report)
-    rest = [supervisor.start(parts[n]) for n in _REST]
-    supervisor.wait_until_healthy([engine, *rest], on_healthy=report)
+    others = [supervisor.start(parts[name]) for name in _PARTS_AFTER_SERVICES]
+    supervisor.wait_until_healthy([engine, *others], on_healthy=report)
 
 
-def _parts(settings: "Settings", *, config: Path, options: Sequence[str]) -> Iterator[Part]:
+def _parts(settings: Settings, *, config: Path, options: Sequence[str]) -> Iterator[Part]:
     healthy = service_checks(settings)
     if settings.broker.embedded:
         yield Part(
             name="broker",
-            command=tansu_command(*address_of(settings.broker.bootstrap)),
+            command=tansu_command(*parse_address(settings.broker.bootstrap)),
             healthy=healthy["broker"],
             address=f"{settings.broker.bootstrap}  (Kafka protocol, log in memory only)",
         )
@@ -115,7 +119,7 @@ def _parts(settings: "Settings", *, config: Path, options: Sequence[str]) -> Ite
             healthy=healthy["registry"],
             address=f"{settings.registry.tracking_uri}  (MLflow)",
             start_timeout_s=180,
-            # The job runner and its workers triple the server's memory; nothing here uses them.
+            # Its job runner and the workers triple the memory of the server, and nothing uses them.
             environment={"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
         )
     addresses = {
@@ -132,14 +136,14 @@ def _parts(settings: "Settings", *, config: Path, options: Sequence[str]) -> Ite
             command=[sys.executable, "-m", "onlinerl.cli", name, "--config", str(config), *options],
             healthy=healthy[name],
             address=address,
-            # The engine loads and perhaps compiles the model; the gateway waits for the engine.
+            # The engine loads and perhaps compiles the model, and the gateway waits for it.
             start_timeout_s=900,
             stop_timeout_s=settings.engine.stop_timeout_s + 10 if name == "engine" else 30,
         )
 
 
-def _mlflow_command(settings: "Settings") -> list[str]:
-    host, port = address_of(settings.registry.tracking_uri)
+def _mlflow_command(settings: Settings) -> list[str]:
+    host, port = parse_address(settings.registry.tracking_uri)
     folder = settings.folder("registry")
     folder.mkdir(parents=True, exist_ok=True)
     return [
@@ -150,8 +154,8 @@ def _mlflow_command(settings: "Settings") -> list[str]:
     ]  # fmt: skip
 
 
-def _where_to_look(settings: "Settings") -> str:
-    gateway, registry = gateway_url(settings), without_password(settings.registry.tracking_uri)
+def _summary(settings: Settings) -> str:
+    gateway, registry = gateway_url(settings), redact_credentials(settings.registry.tracking_uri)
     return (
         "the stack is up\n"
         f"  clients       base_url = {gateway}/v1\n"
@@ -162,22 +166,23 @@ def _where_to_look(settings: "Settings") -> str:
     )
 
 
-def _refuse_what_is_wrong(findings: Sequence[Finding]) -> None:
-    wrong = [f"{item.subject}: {item.message}" for item in findings if item.status == "wrong"]
-    if wrong:
-        raise ConfigError("nothing was started:\n  " + "\n  ".join(wrong))
+def _refuse_wrong_configuration(findings: Sequence[Finding]) -> None:
+    """Raise a ConfigError that lists all wrong findings; log the notes when there are none."""
+    problems = [f"{item.subject}: {item.message}" for item in findings if item.status == "wrong"]
+    if problems:
+        raise ConfigError("nothing was started:\n  " + "\n  ".join(problems))
     for finding in findings:
         if finding.status == "note":
             logger.warning("%s: %s", finding.subject, finding.message)
 
 
 @contextmanager
-def _only_one(data_dir: Path) -> Iterator[None]:
-    """Two stacks on one data_dir would write each other's tables and weights."""
+def _lock_data_dir(data_dir: Path) -> Iterator[None]:
+    """Hold a lock on data_dir, since two stacks would overwrite each other's tables and weights."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"data_dir {data_dir} cannot be made: {error.strerror}") from error
+        raise ConfigError(f"data_dir {data_dir} cannot be created: {error.strerror}") from error
     try:
         lock = (data_dir / "up.lock").open("w")
     except OSError as error:
@@ -191,16 +196,19 @@ def _only_one(data_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[None]:
-    """SIGTERM ends the stack as Ctrl-C does, and Ctrl-C does so also when a shell ignored it."""
+def _interrupt_on_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM and on SIGINT.
+
+    SIGINT is set too, because a shell starts background jobs with SIGINT ignored.
+    """
 
     def interrupt(number: int, frame: types.FrameType | None) -> None:
         raise KeyboardInterrupt
 
     signals = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.signal(number, interrupt) for number in signals}
+    previous = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

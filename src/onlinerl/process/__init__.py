@@ -1,4 +1,4 @@
-"""What every process needs: logs, health, supervision of children, files.
+"""Tools that every process uses: logs, health, files, fault streaks, supervision of children.
 
-Imports only `errors`.
+May import `errors` only.
 """

@@ -1,4 +1,4 @@
-"""A loop whose step keeps failing counts its faults, backs off, and becomes unready."""
+"""Counts the faults of a loop whose step keeps failing: it backs off and becomes unready."""
 
 
 class FaultStreak:
@@ -19,9 +19,9 @@ class FaultStreak:
         self.length = 0
 
     def add(self, reason: str) -> bool:
-        """Count a fault; True when the fault before it had another reason, so that it is logged.
+        """Count a fault; returns whether its reason differs from that of the fault before it.
 
-        A part that is away for hours is then logged once, not at every attempt.
+        Log only then: a part that is away for hours is logged once, not at every attempt.
         """
         is_new = reason != self._reason
         self._reason = reason
@@ -29,14 +29,14 @@ class FaultStreak:
         return is_new
 
     def clear(self) -> None:
-        """A step succeeded."""
+        """Forget the faults, because a step succeeded."""
         self._reason = None
         self.length = 0
 
     def wait_s(self, interval_s: float) -> float:
         """Seconds until the next attempt: `interval_s`, doubled for every fault after the first."""
         longest = max(interval_s, self._max_wait_s)
-        # 2**30 intervals are beyond any bound, and a float does not overflow.
+        # The exponent is bounded because a float overflows; 2**30 intervals exceed any bound.
         return float(min(interval_s * 2 ** min(max(self.length - 1, 0), 30), longest))
 
     @property

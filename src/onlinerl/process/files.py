@@ -1,7 +1,7 @@
-"""Files and folders that appear whole or not at all, and that outlast a loss of power.
+"""Writes files and folders that appear whole or not at all and that survive a loss of power.
 
-One rule for all of them: write beside the target under a temporary name, fsync the content, rename,
-fsync the folder. A rename without the last step can be undone by a crash of the machine.
+The content is written beside the target under a temporary name and fsynced; then it is renamed and
+its folder is fsynced. Without the last step a crash of the machine could undo the rename.
 """
 
 import os
@@ -14,20 +14,20 @@ from pathlib import Path
 def replace_file(path: Path, data: bytes | str, *, private: bool = False) -> None:
     """Make `data` the content of `path` in one step; a reader finds the old content or the new one.
 
-    Use it for every small file that another process, or a later start, reads. One writer at a time:
-    two at once would share the temporary name `.NAME.tmp`.
+    Use it for every small file that another process, or a later start, reads. There must be one
+    writer at a time, because two would share the temporary name `.NAME.tmp`.
 
     Args:
-        path: The file; its folder exists.
-        data: Bytes, or text that is written as UTF-8.
+        path: The file, in a folder that exists.
+        data: Bytes, or text to write as UTF-8.
         private: Whether only the owner may read the file, from its first byte on. Otherwise the
-            process's umask decides.
+            umask of the process decides.
 
     Raises:
         OSError: the file could not be written; `path` is as it was before.
     """
     staging = path.with_name(f".{path.name}.tmp")
-    # What a killed process left may have another mode, so it is never written into.
+    # A file that a killed process left may have another mode, so it is not reused.
     staging.unlink(missing_ok=True)
     mode = 0o600 if private else 0o666
     descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -45,9 +45,9 @@ def replace_file(path: Path, data: bytes | str, *, private: bool = False) -> Non
 
 @contextmanager
 def replaced_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `target` when the block ends without an error.
+    """Yield a folder to fill, which becomes `target` when the block ends without an error.
 
-    Use it for what is read as one thing, such as a checkpoint. After an error `target` is as it was
+    Use it for files that belong together, such as a checkpoint. An error leaves `target` as it was
     before. A crash between removing an old `target` and the rename leaves no `target`, never a
     partial one.
     """

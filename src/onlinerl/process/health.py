@@ -1,4 +1,4 @@
-"""Liveness, readiness and metrics of a process that is not a web server itself."""
+"""Serves liveness, readiness and metrics of a process that is not a web server itself."""
 
 import json
 import threading
@@ -13,12 +13,10 @@ class HealthServer:
     """Serves `/health/live`, `/health/ready` and `/metrics` from a daemon thread.
 
     Args:
-        host: Address to bind; loopback unless an operator says otherwise.
-        port: 0 turns the server off.
-        ready: Returns None when ready, else the reason why not.
-
-    Raises:
-        ConfigError: on `start`, when the port is taken.
+        host: Address to listen on.
+        port: Port to listen on; 0 turns the server off.
+        ready: Returns None when the process is ready, else the reason why not. It is called from
+            threads of the server.
     """
 
     def __init__(self, host: str, port: int, *, ready: Callable[[], str | None]) -> None:
@@ -28,7 +26,11 @@ class HealthServer:
         self._server: ThreadingHTTPServer | None = None
 
     def start(self) -> Self:
-        """Bind and answer; idempotent only through a new object."""
+        """Bind the port and answer from now on. Call it once per object.
+
+        Raises:
+            ConfigError: the port cannot be bound.
+        """
         if self._port == 0:
             return self
         try:
@@ -90,6 +92,6 @@ def _handler(ready: Callable[[], str | None]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(payload)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Probes come every second; they are not news."""
+            """Log nothing, because probes come every second."""
 
     return Handler

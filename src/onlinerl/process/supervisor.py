@@ -1,8 +1,9 @@
-"""Keeps child processes running: starts, waits for health, restarts with back-off, stops all.
+"""Starts child processes, waits until they are healthy, restarts those that die, and stops all.
 
-Knows nothing of what the children are; `stack.py` says that.
+`commands/up.py` defines the children of the one-machine stack.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -23,13 +24,13 @@ class Part:
     """One child process.
 
     Args:
-        name: Also the name of its log file.
-        command: Arguments, the program first.
-        healthy: Returns None when it answers, else why not; must return within seconds.
-        address: Where a person finds it.
-        start_timeout_s: How long it may take until it is healthy.
-        stop_timeout_s: How long it gets to stop by itself.
-        environment: Added to the supervisor's own.
+        name: Name of the part and of its log file.
+        command: The program and its arguments.
+        healthy: Returns None when the part answers, else the reason why not, within seconds.
+        address: Where a person finds the part; only printed.
+        start_timeout_s: Seconds until the part must be healthy.
+        stop_timeout_s: Seconds from SIGTERM until the part is killed.
+        environment: Variables added to the supervisor's own.
     """
 
     name: str
@@ -43,9 +44,13 @@ class Part:
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """A part that died is started again after 1, 2, 4 … seconds, up to `max_restarts` times.
+    """How a part that died is restarted.
 
-    Restarts longer ago than `window_s` are forgotten.
+    Args:
+        max_restarts: Restarts within `window_s` after which the supervisor gives up.
+        window_s: Seconds after which a restart no longer counts.
+        first_backoff_s: Seconds before the first restart; doubled for every further one.
+        max_backoff_s: Longest back-off in seconds.
     """
 
     max_restarts: int = 5
@@ -55,9 +60,9 @@ class RestartPolicy:
 
 
 class SupervisedPart:
-    """STOPPED -> RUNNING -> (died) BACKING_OFF -> RUNNING … -> given up or STOPPED.
+    """A part with its process: stopped, running, or waiting for its next restart.
 
-    Only the supervisor's loop moves it; `RestartPolicy` bounds the restarts.
+    Not thread-safe: only the loop of the supervisor calls it.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class SupervisedPart:
 
     @property
     def pid(self) -> int | None:
-        """Of the running child."""
+        """Process id of the running child; None while there is none."""
         return self._process.pid if self._process is not None else None
 
     def start(self) -> None:
@@ -92,10 +97,10 @@ class SupervisedPart:
         self._start_again_at = None
 
     def check(self) -> None:
-        """Restart the child when it died and its back-off is over.
+        """Notice that the child died, and restart it once its back-off is over.
 
         Raises:
-            ServiceUnavailable: when it died more often than the policy allows.
+            ServiceUnavailable: the child died more often than the policy allows.
         """
         now = self._clock()
         if self._process is not None and self._process.poll() is not None:
@@ -104,14 +109,14 @@ class SupervisedPart:
             self.start()
 
     def _plan_restart(self, now: float, *, exit_code: int) -> None:
-        _end_group(self._process, signal.SIGKILL)  # what a dead parent left behind
+        _kill_group(self._process)  # children that the dead process left behind
         self._process = None
         self.restarts = [at for at in self.restarts if now - at < self._policy.window_s] + [now]
         count = len(self.restarts)
         if count > self._policy.max_restarts:
             raise ServiceUnavailable(
                 f"{self.part.name} ended {count} times within {self._policy.window_s:.0f} s "
-                f"(exit code {exit_code}); giving up. {self.last_words()}"
+                f"(exit code {exit_code}); giving up. {self.log_tail()}"
             )
         backoff_s = min(self._policy.first_backoff_s * 2 ** (count - 1), self._policy.max_backoff_s)
         self._start_again_at = now + backoff_s
@@ -121,7 +126,7 @@ class SupervisedPart:
         )  # fmt: skip
 
     def stop(self) -> None:
-        """Ask the child to end, wait, and end its whole group."""
+        """Send SIGTERM, wait up to `stop_timeout_s`, and kill the whole process group."""
         self._start_again_at = None
         process, self._process = self._process, None
         if process is None:
@@ -132,11 +137,11 @@ class SupervisedPart:
                 process.wait(self.part.stop_timeout_s)
             except subprocess.TimeoutExpired:
                 logger.warning("%s did not stop in time; killing it", self.part.name)
-        _end_group(process, signal.SIGKILL)
+        _kill_group(process)
         process.wait(5)
 
-    def last_words(self, lines: int = 5) -> str:
-        """The end of its log, for an error message."""
+    def log_tail(self, lines: int = 5) -> str:
+        """The last lines of its log as a sentence for an error message."""
         try:
             tail = self.log_file.read_text(errors="replace").splitlines()[-lines:]
         except FileNotFoundError:
@@ -172,7 +177,11 @@ class Supervisor:
         return supervised
 
     def check(self) -> None:
-        """Restart what died; see `SupervisedPart.check`."""
+        """Restart parts that died.
+
+        Raises:
+            ServiceUnavailable: a part died more often than the policy allows.
+        """
         for supervised in self.parts:
             supervised.check()
 
@@ -183,43 +192,45 @@ class Supervisor:
         sleep: Callable[[float], None] = time.sleep,
         on_healthy: Callable[[Part, float], None] = lambda part, seconds: None,
     ) -> None:
-        """Return when all answer; parts that die meanwhile are restarted.
+        """Return when all of these parts are healthy, and restart parts that die meanwhile.
+
+        Args:
+            waiting: The parts to wait for.
+            sleep: Called with the seconds between two rounds of health checks.
+            on_healthy: Called once per part with the seconds that it took.
 
         Raises:
-            ServiceUnavailable: when one is not healthy within its `start_timeout_s`.
+            ServiceUnavailable: a part is not healthy within its `start_timeout_s`, or died more
+                often than the policy allows.
         """
-        began = self._clock()
-        left = list(waiting)
-        reasons: dict[str, str] = {}
-        while left:
+        start = self._clock()
+        unhealthy = list(waiting)
+        while unhealthy:
             self.check()
-            for supervised in list(left):
+            for supervised in list(unhealthy):
                 reason = supervised.part.healthy()
-                waited_s = self._clock() - began
+                waited_s = self._clock() - start
                 if reason is None:
-                    left.remove(supervised)
+                    unhealthy.remove(supervised)
                     on_healthy(supervised.part, waited_s)
-                    continue
-                reasons[supervised.part.name] = reason
-                if waited_s > supervised.part.start_timeout_s:
+                elif waited_s > supervised.part.start_timeout_s:
                     raise ServiceUnavailable(
                         f"{supervised.part.name} is not healthy after {waited_s:.0f} s "
-                        f"({reason}). {supervised.last_words()}"
+                        f"({reason}). {supervised.log_tail()}"
                     )
-            if left:
+            if unhealthy:
                 sleep(0.2)
 
     def stop(self) -> None:
-        """Stop all, the last started first; never raises for one that is gone."""
+        """Stop all parts, the last started first; parts that ended already are no error."""
         for supervised in reversed(self.parts):
             supervised.stop()
         self.parts.clear()
 
 
-def _end_group(process: "subprocess.Popen[bytes] | None", number: signal.Signals) -> None:
+def _kill_group(process: "subprocess.Popen[bytes] | None") -> None:
     if process is None:
         return
-    try:
-        os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):
-        return  # the whole group is gone already
+    # The group is gone, or its number belongs to processes of another user by now.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The process that measures: it leaves neither what users said nor itself behind."""
+"""The gate job leaves behind neither answers of users nor its process."""
 
 import subprocess
 import sys
@@ -32,14 +32,16 @@ def test_the_spec_is_gone_when_the_job_has_read_it_and_only_numbers_stay(
     spec_file, out_file = tmp_path / "of.spec", tmp_path / "of.json"
     spec_file.write_text(spec.model_dump_json())
 
-    # In a process of its own: it is polite, and would make this one so too.
+    # In a process of its own, because the job lowers the priority of its process.
     command = [sys.executable, "-m", "onlinerl.deploy.gates.job", str(spec_file), str(out_file)]
     subprocess.run(command, check=True, timeout=240)
 
-    found = Measurements.model_validate_json(out_file.read_bytes())
+    measurements = Measurements.model_validate_json(out_file.read_bytes())
     assert [file.name for file in tmp_path.iterdir()] == ["of.json"]
-    assert found.num_tokens == 2
-    assert not {301, 302, 303, 304, 305} & {i for probe in found.probes for i in probe.token_ids}
+    assert measurements.num_tokens == 2
+    assert not {301, 302, 303, 304, 305} & {
+        i for probe in measurements.probes for i in probe.token_ids
+    }
 
 
 def test_a_job_does_not_outlive_a_controller_that_is_killed(tmp_path: Path) -> None:

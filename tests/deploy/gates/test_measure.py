@@ -110,7 +110,7 @@ def test_a_version_does_not_drift_from_itself(
     )
 
 
-def test_probes_are_what_the_weights_say(
+def test_probes_hold_the_logprobs_of_the_weights(
     spec: Callable[..., GateSpec], tiny_model_dir: Path
 ) -> None:
     found = measure(spec(champion=None, answers=[]))

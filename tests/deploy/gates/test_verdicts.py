@@ -5,10 +5,10 @@ import pytest
 from onlinerl.deploy.config import DriftGateConfig, PerplexityGateConfig, RewardGateConfig
 from onlinerl.deploy.gates.verdicts import (
     ScoredAnswer,
-    all_passed,
     drift_gate,
     estimate_reward,
     finite_gate,
+    none_failed,
     perplexity_gate,
     report,
     reward_gate,
@@ -71,7 +71,7 @@ def test_reward_difference_by_hand() -> None:
     assert estimate.snips == pytest.approx(2.0 / 2.5)
 
 
-def test_the_champion_itself_differs_by_nothing() -> None:
+def test_the_champion_does_not_differ_from_itself() -> None:
     answers = [answer(reward, weight=0.7, champion=0.7) for reward in (0.0, 1.0, 1.0)]
     estimate = estimate_reward(answers, max_weight=10, confidence=0.95)
 
@@ -124,11 +124,11 @@ def test_no_feedback_is_not_a_reward_of_zero() -> None:
 def test_skipped_does_not_stop_a_candidate_but_failed_does() -> None:
     skipped = drift_gate(k3=None, num_tokens=0, config=DriftGateConfig())
 
-    assert all_passed([finite_gate(num_nonfinite=0), skipped])
-    assert not all_passed([finite_gate(num_nonfinite=1), skipped])
+    assert none_failed([finite_gate(num_nonfinite=0), skipped])
+    assert not none_failed([finite_gate(num_nonfinite=1), skipped])
 
 
-def test_a_gate_that_is_off_is_recorded_as_skipped() -> None:
+def test_a_disabled_gate_is_recorded_as_skipped() -> None:
     assert reward_gate([answer(1.0)] * 100, RewardGateConfig(enabled=False)).status == "skipped"
     off = DriftGateConfig(enabled=False)
     assert drift_gate(k3=9.0, num_tokens=999, config=off).status == "skipped"

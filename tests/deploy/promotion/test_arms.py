@@ -87,6 +87,6 @@ def test_a_decision_that_gateways_cannot_follow_is_not_stored(
     assert stored(store) == []
 
 
-def test_a_store_that_is_away_is_said(tmp_path: Path) -> None:
+def test_an_absent_store_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ServiceUnavailable):
         write_arms(DeltaStore(str(tmp_path / "nowhere")), [row("canary", 13)])

@@ -8,7 +8,7 @@ from rich.console import Console
 from onlinerl.deploy.promotion.commands import Commands, RollbackCommand, show_status
 from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.registry.requests import OperatorReply, OperatorRequest, open_request
-from onlinerl.deploy.replicas.engine_control import MemoryReplica
+from onlinerl.deploy.replicas.engine_control import MemoryEngineControl
 from onlinerl.errors import ConfigError, PromotionFailed, ServiceUnavailable
 from onlinerl.registry.memory_registry import MemoryRegistry
 
@@ -88,7 +88,7 @@ def test_a_version_that_does_not_exist_is_named(
         commands(registry, Lease(tmp_path)).promote(9, actor="ada")
 
 
-def test_the_wait_has_an_end(tmp_path: Path) -> None:
+def test_the_wait_for_an_answer_is_bounded(tmp_path: Path) -> None:
     silent = MemoryRegistry()
     silent.add(tmp_path)
     with Lease(tmp_path), pytest.raises(ServiceUnavailable, match="did not answer within"):
@@ -96,7 +96,7 @@ def test_the_wait_has_an_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tag", [None, "nonsense", "{}"])
-def test_a_tag_that_is_no_request_is_none(tag: str | None) -> None:
+def test_a_tag_that_cannot_be_read_is_no_request(tag: str | None) -> None:
     assert open_request(tag, None) is None
 
 
@@ -114,7 +114,7 @@ def test_in_a_file_no_cell_of_the_status_is_folded(
 ) -> None:
     registry.set_tags(2, {f"gate.{name}": "passed" for name in ("finite", "drift", "reward")})
     registry.set_tags(2, {"parent_version": "1", "gate.perplexity": "passed", "verdict": "refused"})
-    engine = MemoryReplica("http://engine-of-the-second-rack.example.org:8001")
+    engine = MemoryEngineControl("http://engine-of-the-second-rack.example.org:8001")
     engine.set_stamp("assistant-for-the-support-desk/1")
     with Lease(tmp_path):
         show_status(registry, [engine], controller=Lease(tmp_path).holder())
@@ -127,9 +127,9 @@ def test_in_a_file_no_cell_of_the_status_is_folded(
 
 def test_status_shows_versions_and_engines(registry: AnsweringRegistry) -> None:
     registry.aliases["champion"] = 1
-    engine = MemoryReplica("http://127.0.0.1:8001")
+    engine = MemoryEngineControl("http://127.0.0.1:8001")
     engine.set_stamp("assistant/1")
-    away = MemoryReplica("http://127.0.0.1:8002")
+    away = MemoryEngineControl("http://127.0.0.1:8002")
     away.faults["stamp"] = ServiceUnavailable("no answer")
     out = io.StringIO()
 

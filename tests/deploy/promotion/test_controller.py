@@ -16,7 +16,7 @@ from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.journal import MemoryJournal
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.requests import OperatorRequest
-from onlinerl.deploy.replicas.engine_control import MemoryReplica
+from onlinerl.deploy.replicas.engine_control import MemoryEngineControl
 from onlinerl.deploy.replicas.fleet import Fleet, Probe
 from onlinerl.deploy.weights.delta import HostTensor, read_checkpoint, read_manifest
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
@@ -31,21 +31,21 @@ class Killed(BaseException):
 
 @dataclass
 class Job:
-    """Measures nothing; ends at the second look, as a real one takes its time."""
+    """A gate job with given measurements that ends at the second poll, as a real one takes time."""
 
     out_file: Path
     found: Measurements
-    looks: int = 0
+    polls: int = 0
 
     def poll(self) -> bool:
-        self.looks += 1
-        if self.looks < 2:
+        self.polls += 1
+        if self.polls < 2:
             return False
         self.out_file.write_text(self.found.model_dump_json())
         return True
 
     def cancel(self) -> None:
-        self.looks = -1
+        self.polls = -1
 
 
 def measured(*, k3: float | None = 0.01, perplexity: float = 10.0) -> Measurements:
@@ -68,7 +68,7 @@ class World:
     config: DeployConfig = field(default_factory=DeployConfig)
     registry: MemoryRegistry = field(default_factory=MemoryRegistry)
     journal: MemoryJournal = field(default_factory=MemoryJournal)
-    engine: MemoryReplica = field(default_factory=MemoryReplica)
+    engine: MemoryEngineControl = field(default_factory=MemoryEngineControl)
     found: dict[int, Measurements] = field(default_factory=dict)
     specs: list[GateSpec] = field(default_factory=list)
     tensors: dict[int, dict[str, HostTensor]] = field(default_factory=dict)
@@ -232,7 +232,7 @@ def test_a_version_rejected_in_review_is_refused(serving: World) -> None:
     assert serving.registry.aliases["champion"] == 1
 
 
-def test_a_swap_that_keeps_failing_gives_the_version_up_and_serves_the_old_one(
+def test_a_version_whose_swap_keeps_failing_is_given_up_and_the_old_one_serves(
     serving: World,
 ) -> None:
     serving.add()
@@ -377,7 +377,7 @@ def test_a_champion_that_cannot_be_seeded_does_not_block_a_rollback(serving: Wor
 
 
 def test_a_replica_that_cannot_be_seeded_does_not_hold_up_candidates(serving: World) -> None:
-    bad = MemoryReplica("memory:1")
+    bad = MemoryEngineControl("memory:1")
     bad.faults["staging"] = WeightsError("its disk is full")
     serving.controller._fleet.replicas = [serving.engine, bad]
     serving.add(found=measured(perplexity=99.0))
@@ -441,7 +441,7 @@ def test_an_approved_version_comes_before_a_newer_candidate(serving: World) -> N
 
 
 @pytest.mark.parametrize("by", ["approval", "request"])
-def test_without_evidence_on_drift_a_person_decides(serving: World, by: str) -> None:
+def test_a_candidate_without_evidence_on_drift_waits_for_a_person(serving: World, by: str) -> None:
     serving.add(found=measured(k3=None))
     serving.tick(6)
 
@@ -459,7 +459,7 @@ def test_without_evidence_on_drift_a_person_decides(serving: World, by: str) -> 
     assert serving.registry.aliases["champion"] == 2
 
 
-def test_a_drift_gate_that_is_off_asks_nobody(tmp_path: Path) -> None:
+def test_a_disabled_drift_gate_needs_no_approval(tmp_path: Path) -> None:
     gates = GatesConfig(drift=DriftGateConfig(enabled=False))
     world = World(tmp_path, config=DeployConfig(gates=gates))
     world.engine.digests = Digests(tmp_path / "weights")
@@ -506,7 +506,7 @@ def test_a_rollback_holds_when_the_promotion_before_it_was_never_answered(
     assert serving.actions() == [("bootstrap", 1), ("promote", 2), ("rollback", 1)]
 
 
-def test_a_wish_for_the_champion_after_a_rollback_was_asked_for_is_met(serving: World) -> None:
+def test_a_promote_request_beside_a_rollback_request_is_met_after_it(serving: World) -> None:
     serving.add()
     serving.tick()
     ask_rollback(serving, 1)
@@ -529,7 +529,7 @@ def test_a_rollback_writes_weights_that_were_moved_away(serving: World) -> None:
     assert serving.engine.stamp() == "assistant/1"
 
 
-def test_a_version_that_serves_again_is_rolled_back_no_more(serving: World) -> None:
+def test_a_version_that_serves_again_is_no_longer_marked_as_rolled_back(serving: World) -> None:
     serving.add()
     serving.tick()
     ask_rollback(serving, 1)
@@ -584,7 +584,7 @@ class NeverEnds:
         pass
 
 
-def test_what_users_said_is_on_disk_only_until_the_gate_job_has_read_it(tmp_path: Path) -> None:
+def test_answers_of_users_are_on_disk_only_until_the_gate_job_has_read_them(tmp_path: Path) -> None:
     registry = MemoryRegistry()
     for number in (1, 2):
         folder = write_checkpoint(tmp_path / f"{number}", nudged(weights(), seed=number))
@@ -679,11 +679,11 @@ def test_a_controller_killed_at_any_step_comes_to_the_same_end(
 
 
 def champions(world: World) -> list[int]:
-    """Versions that were said to be the champion, without canary or shadow, in turn."""
+    """Versions recorded as the champion without canary or shadow, in order."""
     return [row.version for (row,) in world.journal.decisions if row.arm == "champion"]
 
 
-def test_whatever_becomes_the_champion_ends_every_canary(serving: World) -> None:
+def test_a_new_champion_ends_every_canary(serving: World) -> None:
     serving.add()
     serving.tick()
     ask_rollback(serving, None)

@@ -1,49 +1,84 @@
-"""What an address that is no engine costs the others."""
+"""Addresses that are no engine, and engines whose answers are not as agreed."""
 
 import http.server
+import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from onlinerl.deploy.config import DeployConfig
-from onlinerl.deploy.replicas.engine_control import HttpReplica, MemoryReplica
+from onlinerl.deploy.replicas.engine_control import HttpEngineControl, MemoryEngineControl
 from onlinerl.deploy.replicas.fleet import Expectation, Fleet
-from onlinerl.errors import ServiceUnavailable
+from onlinerl.errors import ServiceUnavailable, WeightsError
 
 
-class Maintenance(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        page = b"<html>We are back soon</html>"
-        self.send_response(200)
-        self.send_header("content-length", str(len(page)))
-        self.end_headers()
-        self.wfile.write(page)
+@contextmanager
+def answering(body: bytes) -> Iterator[HttpEngineControl]:
+    """An engine whose every answer is `body`."""
 
-    def do_POST(self) -> None:
-        self.do_GET()
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        pass
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield HttpEngineControl(
+                url, policy="assistant", request_timeout_s=30, commit_timeout_s=30
+            )
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 @pytest.fixture
-def proxy() -> Iterator[HttpReplica]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Maintenance) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        yield HttpReplica(url, policy="assistant", request_timeout_s=30, commit_timeout_s=30)
-        server.shutdown()
+def proxy() -> Iterator[HttpEngineControl]:
+    with answering(b"<html>We are back soon</html>") as control:
+        yield control
 
 
-def test_a_page_of_a_proxy_is_no_engine(proxy: HttpReplica) -> None:
+@pytest.mark.parametrize(
+    "positions",
+    [
+        None,
+        [None],
+        [None, {}],
+        [None, None],
+        [None, {"6": {"logprob": None}}],
+        [None, {"7": {"logprob": -1.0}}],
+    ],
+)
+def test_logprobs_that_are_missing_are_an_error_that_a_swap_falls_back_from(
+    positions: object,
+) -> None:
+    body = json.dumps({"prompt_logprobs": positions}).encode()
+
+    with answering(body) as engine, pytest.raises(WeightsError, match="logprob"):
+        engine.logprobs([5, 6])
+
+
+def test_a_web_page_is_recognised_as_no_engine(proxy: HttpEngineControl) -> None:
     with pytest.raises(ServiceUnavailable, match="is no engine: it answered b'<html>We are"):
         proxy.status()
 
 
-def test_an_address_that_is_no_engine_holds_up_no_other(proxy: HttpReplica) -> None:
-    engine = MemoryReplica("good")
+def test_an_address_that_is_no_engine_does_not_block_the_others(proxy: HttpEngineControl) -> None:
+    engine = MemoryEngineControl("good")
     engine.digests = {1: "one"}
     fleet = Fleet(
         [proxy, engine],

@@ -4,21 +4,21 @@ from pathlib import Path
 import pytest
 
 from onlinerl.deploy.config import DeployConfig
-from onlinerl.deploy.replicas.engine_control import UNKNOWN, MemoryReplica
-from onlinerl.deploy.replicas.fleet import Expectation, Fleet, Probe
+from onlinerl.deploy.replicas.engine_control import UNKNOWN, MemoryEngineControl, WorkerStatus
+from onlinerl.deploy.replicas.fleet import Expectation, Fleet, Probe, stamp_for
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
 
 CONFIG = DeployConfig()
 
 
-def replica(name: str = "memory:0") -> MemoryReplica:
-    made = MemoryReplica(name)
+def replica(name: str = "memory:0") -> MemoryEngineControl:
+    made = MemoryEngineControl(name)
     made.digests = {1: "digest-1", 2: "digest-2"}
     made.scores = {1: [-1.0, -1.0], 2: [-2.0, -2.0]}
     return made
 
 
-def fleet(*replicas: MemoryReplica) -> Fleet:
+def fleet(*replicas: MemoryEngineControl) -> Fleet:
     return Fleet(
         replicas, policy="assistant", root=Path("weights"), config=CONFIG, sleep=lambda _: None
     )
@@ -31,7 +31,7 @@ def expect(version: int, *, score: float | None = None) -> Expectation:
     )
 
 
-def on_version_1(*replicas: MemoryReplica) -> Fleet:
+def on_version_1(*replicas: MemoryEngineControl) -> Fleet:
     ready = fleet(*replicas)
     ready.swap(expect(1), fallback=None)
     for each in replicas:
@@ -39,11 +39,39 @@ def on_version_1(*replicas: MemoryReplica) -> Fleet:
     return ready
 
 
-def changes(of: MemoryReplica) -> list[str]:
+def changes(of: MemoryEngineControl) -> list[str]:
     return [call for call in of.calls if call not in ("status", "stamp")]
 
 
-def test_a_swap_stages_pauses_applies_resumes_and_proves() -> None:
+def worker(version: int | None, **fields: object) -> WorkerStatus:
+    return WorkerStatus.model_validate({"state": "idle", "version": version} | fields)
+
+
+@pytest.mark.parametrize(
+    ("workers", "stamp", "expected"),
+    [
+        pytest.param([worker(2)], "assistant/2", "assistant/2", id="right"),
+        pytest.param([worker(2), worker(2)], "assistant/1", "assistant/2", id="old id"),
+        pytest.param([worker(2)], "default", "assistant/2", id="no id yet"),
+        pytest.param([worker(2), worker(1)], "assistant/2", UNKNOWN, id="workers disagree"),
+        pytest.param([worker(2), worker(None)], "assistant/2", UNKNOWN, id="one was restarted"),
+        pytest.param([worker(2, settled=False)], "assistant/1", UNKNOWN, id="not settled"),
+        pytest.param([worker(2, broken="no")], "assistant/2", UNKNOWN, id="broken"),
+        pytest.param([worker(2)], UNKNOWN, UNKNOWN, id="withdrawn"),
+        pytest.param([worker(None)], UNKNOWN, UNKNOWN, id="withdrawn and restarted"),
+        pytest.param([worker(None)], "default", "default", id="start checkpoint"),
+        pytest.param([worker(None)], "assistant/3", UNKNOWN, id="labelled start checkpoint"),
+        pytest.param([worker(None)], "assistant-b/3", "assistant-b/3", id="another policy's label"),
+        pytest.param([], "assistant/2", UNKNOWN, id="no worker"),
+    ],
+)
+def test_the_version_id_follows_the_weights(
+    workers: list[WorkerStatus], stamp: str, expected: str
+) -> None:
+    assert stamp_for(workers, stamp, policy="assistant") == expected
+
+
+def test_a_swap_stages_pauses_applies_resumes_and_verifies() -> None:
     engine = replica()
 
     report = fleet(engine).swap(expect(1), fallback=None)
@@ -149,7 +177,7 @@ def test_a_wrong_checksum_takes_the_version_back() -> None:
     assert engine.stamp() == "assistant/1"
 
 
-def test_what_cannot_go_back_is_taken_out_of_the_pool() -> None:
+def test_an_engine_without_a_fallback_is_withdrawn() -> None:
     engine = replica()
     ready = on_version_1(engine)
     engine.digests[2] = "another"
@@ -157,11 +185,11 @@ def test_what_cannot_go_back_is_taken_out_of_the_pool() -> None:
     with pytest.raises(PromotionFailed):
         ready.swap(expect(2), fallback=None)
     assert engine.stamp() == UNKNOWN
-    assert ready.not_on(2) == [engine]  # looked at again, and settled on version 2
+    assert ready.not_on(2) == [engine]  # polled again, and settled on version 2
     assert engine.stamp() == UNKNOWN
 
 
-def test_what_was_taken_out_serves_again_only_after_its_proof() -> None:
+def test_a_withdrawn_engine_serves_again_only_after_its_verification() -> None:
     engine = replica()
     ready = on_version_1(engine)
     engine.digests[2] = "another"
@@ -177,14 +205,14 @@ def test_what_was_taken_out_serves_again_only_after_its_proof() -> None:
     engine.digests[1] = "digest-1"
     ready.swap(expect(1), fallback=None)
 
-    assert during == [UNKNOWN]  # while it was proven
+    assert during == [UNKNOWN]  # while it was being verified
     assert engine.stamp() == "assistant/1"
 
 
 class Watched(dict[int | None, list[float]]):
     """Right logprobs, and the stamp under which they were asked for."""
 
-    def __init__(self, engine: MemoryReplica, stamps: list[str]) -> None:
+    def __init__(self, engine: MemoryEngineControl, stamps: list[str]) -> None:
         super().__init__()
         self._engine, self._stamps = engine, stamps
 
@@ -193,7 +221,7 @@ class Watched(dict[int | None, list[float]]):
         return [-1.0, -1.0]
 
 
-def test_a_replica_that_was_on_a_refused_version_already_goes_back_as_well() -> None:
+def test_an_engine_that_held_a_refused_version_before_returns_too() -> None:
     early, late = replica("early"), replica("late")
     ready = on_version_1(early, late)
     ready.swap(expect(2), fallback=1, only=[early])  # the controller died after this
@@ -205,7 +233,7 @@ def test_a_replica_that_was_on_a_refused_version_already_goes_back_as_well() -> 
     assert early.stamp() == late.stamp() == "assistant/1"
 
 
-def test_one_that_is_away_does_not_take_the_others_out() -> None:
+def test_an_engine_that_is_away_does_not_withdraw_the_others() -> None:
     here, away = replica("here"), replica("away")
     ready = on_version_1(here, away)
     away.faults["checksum"] = ServiceUnavailable("away")
@@ -225,7 +253,7 @@ def test_one_that_is_away_does_not_take_the_others_out() -> None:
     assert (here.stamp(), away.stamp()) == ("assistant/1", UNKNOWN)
 
 
-def test_a_replica_that_is_there_is_proven_but_not_paused() -> None:
+def test_an_engine_on_the_version_is_verified_without_a_pause() -> None:
     engine = replica()
     ready = on_version_1(engine)
 
@@ -234,7 +262,7 @@ def test_a_replica_that_is_there_is_proven_but_not_paused() -> None:
     assert changes(engine) == ["checksum", "logprobs"]
 
 
-def test_a_replica_that_a_dead_controller_left_paused_goes_on_under_the_id_of_its_weights() -> None:
+def test_an_engine_left_paused_by_a_dead_controller_resumes_under_the_id_of_its_weights() -> None:
     engine = replica()
     ready = on_version_1(engine)
     engine.stage(Path("weights"), 2)
@@ -270,7 +298,7 @@ def test_a_restarted_engine_is_seeded_again() -> None:
     assert engine.stamp() == "assistant/1"
 
 
-def test_a_label_on_the_start_checkpoint_is_not_believed() -> None:
+def test_a_version_id_on_the_start_checkpoint_is_not_trusted() -> None:
     engine = replica()
     engine.set_stamp("assistant/3")
 
@@ -289,7 +317,7 @@ def test_an_engine_that_does_not_answer_is_left_alone() -> None:
     assert "stage" not in away.calls
 
 
-def test_no_engine_at_all_is_something_to_wait_for() -> None:
+def test_a_swap_without_any_engine_raises_service_unavailable() -> None:
     away = replica()
     away.faults["status"] = ServiceUnavailable("away")
 

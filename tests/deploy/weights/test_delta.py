@@ -70,7 +70,7 @@ def test_a_checkpoint_reads_as_the_bits_that_were_written(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "content", [b"", b"\xff" * 8, b"\x02" + bytes(7) + b"{]"], ids=["empty", "short", "no JSON"]
 )
-def test_a_damaged_checkpoint_is_an_error_of_ours(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_checkpoint_raises_weights_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
 
     with pytest.raises(WeightsError):
@@ -151,11 +151,11 @@ def test_without_ready_a_version_does_not_exist(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "said"), [("forward.bin", "is damaged"), ("manifest.json", "checksum in READY")]
+    ("file", "problem"), [("forward.bin", "is damaged"), ("manifest.json", "checksum in READY")]
 )
 @pytest.mark.parametrize("damage", ["flip", "cut"])
 def test_a_damaged_file_is_found_before_it_is_used(
-    root: Path, file: str, said: str, damage: str
+    root: Path, file: str, problem: str, damage: str
 ) -> None:
     path = version_folder(root, 3) / file
     data = bytearray(path.read_bytes())
@@ -163,7 +163,7 @@ def test_a_damaged_file_is_found_before_it_is_used(
         data[len(data) // 2] ^= 0x40
     path.write_bytes(data[: -1 if damage == "cut" else None])
 
-    with pytest.raises(WeightsError, match=said):
+    with pytest.raises(WeightsError, match=problem):
         resolve(root, target=3, current=2, base=V2)
 
 
@@ -176,7 +176,7 @@ def test_publishing_again_is_a_no_op_and_other_weights_are_refused(root: Path) -
         delta(root, 3, V4, 2, V2)
 
 
-def test_a_manifest_says_what_changed_and_what_travels(root: Path) -> None:
+def test_a_manifest_counts_changes_and_bytes(root: Path) -> None:
     manifest = read_manifest(root, 2)
     changed = sum(int((V1[name].bits != V2[name].bits).sum()) for name in V1)
 
@@ -186,7 +186,7 @@ def test_a_manifest_says_what_changed_and_what_travels(root: Path) -> None:
     assert manifest.num_bytes == (version_folder(root, 2) / "forward.bin").stat().st_size
 
 
-def test_nothing_changed_is_a_version_too(root: Path) -> None:
+def test_a_delta_without_changes_is_a_version(root: Path) -> None:
     delta(root, 5, V4, 4, V4)
 
     manifest = read_manifest(root, 5)
@@ -195,7 +195,7 @@ def test_nothing_changed_is_a_version_too(root: Path) -> None:
     assert equal(resolve(root, target=5, current=4, base=V4), V4)
 
 
-def test_other_shapes_need_an_anchor(root: Path) -> None:
+def test_a_delta_between_different_shapes_is_refused(root: Path) -> None:
     grown = V4 | {"model.norm.weight": HostTensor("BF16", (9,), np.zeros(9, np.uint16))}
 
     with pytest.raises(WeightsError, match="publish an anchor"):

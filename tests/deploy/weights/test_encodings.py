@@ -20,7 +20,7 @@ def bits(*values: int) -> Bits:
     return np.array(values, dtype=np.uint16)
 
 
-def test_overwrite_names_gaps_and_new_values_in_planes() -> None:
+def test_overwrite_stores_gaps_and_new_values_in_planes() -> None:
     old = bits(0, 0, 0, 0, 0)
     new = bits(0, 0x1234, 0, 0, 0x5678)
 
@@ -108,7 +108,7 @@ def test_a_change_without_a_base_is_refused(encoding: Encoding) -> None:
         decode(encoding, None, payload, like=bits(0, 0))
 
 
-def test_a_position_behind_the_end_is_refused() -> None:
+def test_a_position_beyond_the_end_is_refused() -> None:
     payload = encode_as("overwrite", bits(0, 0, 0), bits(0, 0, 1))
 
     with pytest.raises(WeightsError, match="element 2 of 2"):
@@ -122,7 +122,7 @@ def test_a_payload_cannot_ask_for_more_memory_than_its_tensor_needs() -> None:
         decode("full", None, bomb, like=bits(0, 0))
 
 
-def test_a_damaged_payload_is_an_error_of_ours() -> None:
+def test_a_damaged_payload_raises_weights_error() -> None:
     payload = encode_as("full", bits(1), bits(1, 2, 3))
 
     with pytest.raises(WeightsError):

@@ -1,4 +1,4 @@
-"""`doctor` and `up` find what is wrong before anything is started."""
+"""`doctor` and `up` find errors in a configuration before anything is started."""
 
 import http.server
 import socket
@@ -26,7 +26,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_right_configuration_has_no_wrong_line(
+def test_a_correct_configuration_has_no_wrong_line(
     tmp_path: Path,
     model: Path,
     capsys: pytest.CaptureFixture[str],
@@ -40,7 +40,7 @@ def test_a_right_configuration_has_no_wrong_line(
     assert not [line for line in lines if line.startswith("WRONG")]
     assert [line.split()[1] for line in lines if "not set: it" in line] == [
         "ONLINERL_USER_HASH_KEY"
-    ], "what is not needed here is no reason for a note"
+    ], "secrets that this configuration does not need give no note"
     assert any(line.startswith("note  gateway ") and "does not answer" in line for line in lines)
 
 
@@ -53,7 +53,7 @@ def test_a_right_configuration_has_no_wrong_line(
         ("gateway.max_model_len=4096", "is more than engine.max_model_len"),
     ],
 )
-def test_what_is_wrong_is_named_with_a_remedy(
+def test_errors_are_named_with_a_remedy(
     tmp_path: Path,
     model: Path,
     capsys: pytest.CaptureFixture[str],
@@ -70,7 +70,7 @@ def test_what_is_wrong_is_named_with_a_remedy(
 
 
 @pytest.mark.parametrize(("secret", "status"), [("", 1), ("short", 1), ("x" * 16, 0)])
-def test_an_engine_that_others_reach_needs_a_secret(
+def test_an_engine_that_other_machines_can_reach_needs_a_secret(
     tmp_path: Path,
     model: Path,
     capsys: pytest.CaptureFixture[str],
@@ -96,11 +96,11 @@ def test_up_refuses_a_port_that_is_taken(
         override = f"ingest.health_port={port}"
 
         assert main(["up", "--config", str(path), "--set", override]) == 1
-    assert f"port {port}: taken, and ingest needs it" in capsys.readouterr().err
+    assert f"port {port}: taken, and ingest needs it; stop the process" in capsys.readouterr().err
     assert not (tmp_path / "data" / "logs").exists()
 
 
-def test_up_needs_a_port_at_which_the_gateway_can_be_asked(
+def test_up_refuses_port_0_for_the_gateway(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_configuration(tmp_path, model=model, key="k")
@@ -109,7 +109,7 @@ def test_up_needs_a_port_at_which_the_gateway_can_be_asked(
     assert "gateway.port: 0 is any free port" in capsys.readouterr().err
 
 
-def test_a_part_without_a_port_is_not_said_to_answer(
+def test_a_part_without_a_port_is_reported_as_not_checked(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_configuration(tmp_path, model=model, key="k")
@@ -117,14 +117,14 @@ def test_a_part_without_a_port_is_not_said_to_answer(
     assert main(["doctor", "--config", str(path), "--set", "ingest.health_port=0"]) == 0
     (line,) = (each for each in capsys.readouterr().out.splitlines() if " ingest " in each)
     assert line.split(maxsplit=2)[:2] == ["note", "ingest"]
-    assert "not looked at" in line
+    assert "not checked" in line
 
 
-def test_what_is_no_http_and_what_is_no_address_are_said_without_a_traceback(
+def test_a_wrong_protocol_and_a_wrong_address_are_reported_without_the_password(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_configuration(tmp_path, model=model, key="k")
-    with banner(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
+    with serve_banner(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
         uri = f"registry.tracking_uri=http://ada:s3cret@127.0.0.1:{port}"
         assert main(["doctor", "--config", str(path), "--set", uri]) == 0
     (line,) = (each for each in capsys.readouterr().out.splitlines() if " registry " in each)
@@ -133,21 +133,21 @@ def test_what_is_no_http_and_what_is_no_address_are_said_without_a_traceback(
 
     uri = "registry.tracking_uri=http://ada:s3cret@127.0.0.1:999999"
     assert main(["doctor", "--config", str(path), "--set", uri]) == 1
-    said = capsys.readouterr().err
-    assert "http://127.0.0.1:999999: Port out of range" in said
-    assert "s3cret" not in said
+    message = capsys.readouterr().err
+    assert "http://127.0.0.1:999999: Port out of range" in message
+    assert "s3cret" not in message
 
 
 @contextmanager
-def banner(said: bytes) -> Iterator[int]:
-    """Something that speaks first, and is no HTTP."""
+def serve_banner(banner: bytes) -> Iterator[int]:
+    """Serve a protocol other than HTTP, in which the server speaks first; yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def greet() -> None:
             with suppress(OSError):
                 while True:
                     connection, _ = server.accept()
-                    connection.sendall(said)
+                    connection.sendall(banner)
                     connection.close()
 
         threading.Thread(target=greet, daemon=True).start()
@@ -155,7 +155,7 @@ def banner(said: bytes) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("asks_for_certificates", [False, True])
-def test_a_gateway_behind_tls_is_asked_by_tls(
+def test_a_gateway_with_tls_is_checked_over_tls(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str], asks_for_certificates: bool
 ) -> None:
     authority = trustme.CA()
@@ -193,20 +193,20 @@ class Healthy(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_the_key_in_the_configuration_is_only_its_hash(tmp_path: Path, model: Path) -> None:
+def test_the_configuration_holds_only_the_hash_of_a_key(tmp_path: Path, model: Path) -> None:
     text = write_configuration(tmp_path, model=model, key="my-key").read_text()
 
     assert "my-key" not in text
     assert key_hash("my-key") in text
 
 
-def test_a_data_folder_that_cannot_be_made_is_said(
+def test_a_data_folder_that_cannot_be_created_is_reported(
     tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_configuration(tmp_path, model=model, key="k")
 
     assert main(["up", "--config", str(path), "--set", "data_dir=/proc/none"]) == 1
-    assert "data_dir /proc/none cannot be made" in capsys.readouterr().err
+    assert "data_dir /proc/none cannot be created" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["doctor", "--config", str(path), "--set", "data_dir=file"]) == 1
     assert "file is not a folder" in capsys.readouterr().out

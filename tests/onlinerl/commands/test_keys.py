@@ -1,4 +1,4 @@
-"""`onlinerl keys` admits, lists and revokes; the key itself is shown once and kept nowhere."""
+"""`onlinerl keys` adds, lists and revokes; the key itself is printed once and stored nowhere."""
 
 import re
 from pathlib import Path
@@ -21,15 +21,15 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def keys(config: Path, *arguments: str) -> int:
+def run_keys(config: Path, *arguments: str) -> int:
     return main(["keys", arguments[0], "--config", str(config), *arguments[1:]])
 
 
-def test_a_key_is_shown_once_and_only_its_hash_is_kept(
+def test_a_key_is_printed_once_and_only_its_hash_is_stored(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ("--tenant", "shop", "--consent", "train", "--policy", "assistant")
-    assert keys(config, "add", "shop", *arguments, "--tokens-per-minute", "9000") == 0
+    assert run_keys(config, "add", "shop", *arguments, "--tokens-per-minute", "9000") == 0
     printed = capsys.readouterr()
     key = printed.err.strip().rpartition(" ")[2]
     (entry,) = load_keys(config.parent / "data" / "keys.json")
@@ -38,12 +38,12 @@ def test_a_key_is_shown_once_and_only_its_hash_is_kept(
     assert (entry.name, entry.tenant, entry.consent) == ("shop", "shop", "train")
     assert (entry.policies, entry.limits.tokens_per_minute) == (("assistant",), 9000)
     assert entry.sha256 == key_hash(key)
-    written = [path.read_text() for path in config.parent.rglob("*") if path.is_file()]
-    assert not any(key in text for text in [*written, printed.out])
+    files = [path.read_text() for path in config.parent.rglob("*") if path.is_file()]
+    assert not any(key in text for text in [*files, printed.out])
 
 
 @pytest.mark.parametrize("name", ['Shop "A"', "C:\\new", "läden 😀", "a'b"])
-def test_the_toml_of_a_new_key_is_taken_by_the_configuration(
+def test_the_printed_toml_of_a_new_key_is_valid_configuration(
     config: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     assert main(["keys", "new", name, "--tenant", "shop", "--consent", "train"]) == 0
@@ -66,7 +66,7 @@ def test_the_toml_of_a_new_key_is_taken_by_the_configuration(
         (("\udcff",), "name = "),
     ],
 )
-def test_a_new_key_that_no_gateway_would_take_is_refused(
+def test_a_new_key_with_an_invalid_name_or_tenant_is_refused(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     assert main(["keys", "new", *arguments]) == 1
@@ -76,13 +76,13 @@ def test_a_new_key_that_no_gateway_would_take_is_refused(
     assert printed.out == ""
 
 
-def test_keys_are_listed_from_everywhere_without_the_keys(
+def test_the_list_has_the_keys_of_all_sources_but_never_the_key_itself(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONLINERL_API_KEYS", f'[{{"name": "env", "sha256": "{"b" * 64}"}}]')
-    keys(config, "add", "shop")
+    run_keys(config, "add", "shop")
     key = capsys.readouterr().err.strip().rpartition(" ")[2]
-    assert keys(config, "list") == 0
+    assert run_keys(config, "list") == 0
     lines = capsys.readouterr().out.splitlines()
 
     assert [line.split()[0] for line in lines] == ["name", "fixed", "shop", "env"]
@@ -90,9 +90,9 @@ def test_keys_are_listed_from_everywhere_without_the_keys(
     assert not any(key in line or key_hash(key) in line for line in lines)
 
 
-def test_a_revoked_key_is_gone(config: Path) -> None:
-    keys(config, "add", "shop")
-    assert keys(config, "revoke", "shop") == 0
+def test_a_revoked_key_is_removed_from_the_file(config: Path) -> None:
+    run_keys(config, "add", "shop")
+    assert run_keys(config, "revoke", "shop") == 0
 
     assert load_keys(config.parent / "data" / "keys.json") == ()
 
@@ -108,26 +108,26 @@ def test_a_revoked_key_is_gone(config: Path) -> None:
         (("revoke", "fixed"), "stands in the configuration"),
     ],
 )
-def test_what_cannot_be_done_is_told(
+def test_an_impossible_change_is_refused_with_a_message(
     config: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
-    assert keys(config, *arguments) == 1
+    assert run_keys(config, *arguments) == 1
     assert words in capsys.readouterr().err
     assert load_keys(config.parent / "data" / "keys.json") == ()
 
 
 def test_the_same_name_twice_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [keys(config, "add", "shop"), keys(config, "add", "shop")] == [0, 1]
+    assert [run_keys(config, "add", "shop"), run_keys(config, "add", "shop")] == [0, 1]
     assert "already" in capsys.readouterr().err
     assert len(load_keys(config.parent / "data" / "keys.json")) == 1
 
 
-def test_the_keys_file_lies_where_the_configuration_says_wherever_it_is_run(
+def test_the_path_of_the_keys_file_does_not_depend_on_the_current_folder(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    keys(config, "add", "shop", "--set", "gateway.keys_file=secrets/keys.json")
+    run_keys(config, "add", "shop", "--set", "gateway.keys_file=secrets/keys.json")
 
     assert (tmp_path / "secrets" / "keys.json").exists()

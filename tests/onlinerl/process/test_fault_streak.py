@@ -15,7 +15,7 @@ def test_the_wait_doubles_to_its_bound_and_a_success_resets_it() -> None:
     assert streak.wait_s(2.0) == 2.0
 
 
-def test_an_interval_beyond_the_bound_is_kept() -> None:
+def test_an_interval_above_the_bound_is_not_shortened() -> None:
     streak = FaultStreak(max_wait_s=10.0)
     for _ in range(2000):
         streak.add("away")
@@ -24,17 +24,17 @@ def test_an_interval_beyond_the_bound_is_kept() -> None:
     assert streak.wait_s(0.1) == 10.0
 
 
-def test_a_reason_is_new_once() -> None:
+def test_a_repeated_reason_is_not_new() -> None:
     streak = FaultStreak()
-    told = [streak.add(reason) for reason in ("away", "away", "full", "away")]
+    is_new = [streak.add(reason) for reason in ("away", "away", "full", "away")]
     streak.clear()
 
-    assert told == [True, False, True, True]
+    assert is_new == [True, False, True, True]
     assert streak.add("away")
 
 
 @pytest.mark.parametrize("unready_after", [1, 3])
-def test_it_is_trouble_after_so_many_faults_in_a_row(unready_after: int) -> None:
+def test_trouble_is_reported_after_the_configured_number_of_faults(unready_after: int) -> None:
     streak = FaultStreak(unready_after=unready_after)
     for _ in range(unready_after - 1):
         streak.add("away")

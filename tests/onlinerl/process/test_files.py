@@ -10,7 +10,7 @@ def mode_of(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_and_no_temporary_file_is_left(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text("old")
     replace_file(path, "néw")
@@ -19,7 +19,9 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_private_file_is_its_owners_whatever_was_there_before(tmp_path: Path) -> None:
+def test_a_private_file_is_readable_by_its_owner_only_whatever_was_there_before(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "spec.json"
     path.write_text("old")
     path.chmod(0o644)
@@ -33,7 +35,7 @@ def test_a_private_file_is_its_owners_whatever_was_there_before(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_umask_decides_about_other_files(tmp_path: Path) -> None:
+def test_the_umask_sets_the_mode_of_other_files(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         replace_file(tmp_path / "a", b"")
@@ -43,7 +45,7 @@ def test_the_umask_decides_about_other_files(tmp_path: Path) -> None:
     assert mode_of(tmp_path / "a") == 0o640
 
 
-def test_a_write_that_fails_leaves_the_old_file_alone(
+def test_a_failed_write_leaves_the_old_file_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cursor"
@@ -60,7 +62,7 @@ def test_a_write_that_fails_leaves_the_old_file_alone(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_content_and_folder_are_flushed_in_this_order(
+def test_the_content_is_flushed_before_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed = []
@@ -74,7 +76,7 @@ def test_content_and_folder_are_flushed_in_this_order(
     assert flushed == [str(tmp_path / ".a.tmp"), str(tmp_path)]
 
 
-def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
     target = tmp_path / "v1"
     with replaced_folder(target) as folder:
         (folder / "weights").write_text("1")
@@ -85,7 +87,7 @@ def test_a_folder_appears_when_it_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_a_folder_that_could_not_be_filled_never_existed(tmp_path: Path) -> None:
+def test_a_failed_fill_leaves_the_old_folder_as_it_was(tmp_path: Path) -> None:
     target = tmp_path / "v1"
     target.mkdir()
     (target / "weights").write_text("old")

@@ -1,4 +1,4 @@
-"""Liveness does not depend on readiness, and readiness says why not."""
+"""Liveness does not depend on readiness, and readiness gives a reason."""
 
 import json
 import socket
@@ -8,12 +8,12 @@ import urllib.request
 import pytest
 
 from examples.support_desk.desk import free_ports
-from onlinerl.commands.checks import http_problem
+from onlinerl.commands.probes import http_problem
 from onlinerl.errors import ConfigError
 from onlinerl.process.health import HealthServer
 
 
-def test_ready_says_why_not_while_live_is_fine() -> None:
+def test_an_unready_process_is_live_and_gives_a_reason() -> None:
     (port,) = free_ports(1)
     reasons: list[str | None] = ["the broker is away"]
     with HealthServer("127.0.0.1", port, ready=lambda: reasons[0]):
@@ -32,13 +32,13 @@ def test_ready_says_why_not_while_live_is_fine() -> None:
         assert "404" in str(http_problem(f"{base}/admin"))
 
 
-def test_a_taken_port_is_a_configuration_error() -> None:
+def test_a_port_in_use_is_a_configuration_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"{port} cannot be bound"):
             HealthServer("127.0.0.1", port, ready=lambda: None).start()
 
 
-def test_port_0_is_off() -> None:
+def test_port_0_turns_the_server_off() -> None:
     with HealthServer("127.0.0.1", 0, ready=lambda: None) as server:
         assert server._server is None

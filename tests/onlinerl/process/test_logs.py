@@ -1,11 +1,11 @@
-"""Values are at the end of the line, and a message with a percent sign is no format string."""
+"""Values are at the end of the line, and percent signs in values are not format specifiers."""
 
 import logging
 
 from onlinerl.process.logs import KeyValueFormatter
 
 
-def line(message: str, *args: object, **extra: object) -> str:
+def format_record(message: str, *args: object, **extra: object) -> str:
     record = logging.getLogger("x").makeRecord(
         "x", logging.INFO, "f", 1, message, args, None, extra=extra
     )
@@ -13,14 +13,14 @@ def line(message: str, *args: object, **extra: object) -> str:
 
 
 def test_values_follow_the_message() -> None:
-    assert line("decided", version=2, reason="it passed") == (
+    assert format_record("decided", version=2, reason="it passed") == (
         "INFO decided version=2 reason='it passed'"
     )
 
 
 def test_without_values_the_line_is_plain() -> None:
-    assert line("at %s", "port") == "INFO at port"
+    assert format_record("at %s", "port") == "INFO at port"
 
 
 def test_percent_signs_stay() -> None:
-    assert line("100%% of %d", 3, share="5%") == "INFO 100% of 3 share=5%"
+    assert format_record("100%% of %d", 3, share="5%") == "INFO 100% of 3 share=5%"

@@ -1,4 +1,4 @@
-"""Children are restarted with back-off, given up loudly, and never left behind."""
+"""Children are restarted with back-off, given up with a message, and never left running."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ QUICK = RestartPolicy(max_restarts=2, window_s=60, first_backoff_s=0.01)
 
 
 class Clock:
-    """Advances only when told."""
+    """Advances only when a test sets it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
 
-def part(code: str, **changes: object) -> Part:
+def python_part(code: str, **changes: object) -> Part:
     values: dict[str, object] = {
         "name": "child",
         "command": [sys.executable, "-c", code],
@@ -40,13 +40,13 @@ def part(code: str, **changes: object) -> Part:
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
-    made = Supervisor(log_dir=tmp_path, policy=QUICK)
-    yield made
-    made.stop()
+    supervisor = Supervisor(log_dir=tmp_path, policy=QUICK)
+    yield supervisor
+    supervisor.stop()
 
 
-def test_a_part_that_dies_is_started_again(supervisor: Supervisor) -> None:
-    child = supervisor.start(part("import time; time.sleep(60)"))
+def test_a_part_that_dies_is_restarted(supervisor: Supervisor) -> None:
+    child = supervisor.start(python_part("import time; time.sleep(60)"))
     first = child.pid
     assert first is not None
     os.kill(first, signal.SIGKILL)
@@ -59,8 +59,10 @@ def test_a_part_that_dies_is_started_again(supervisor: Supervisor) -> None:
     assert len(child.restarts) == 1
 
 
-def test_a_part_that_keeps_dying_is_given_up_with_its_last_words(supervisor: Supervisor) -> None:
-    supervisor.start(part("print('no such model'); raise SystemExit(3)"))
+def test_a_part_that_keeps_dying_is_given_up_with_the_end_of_its_log(
+    supervisor: Supervisor,
+) -> None:
+    supervisor.start(python_part("print('no such model'); raise SystemExit(3)"))
 
     with pytest.raises(ServiceUnavailable, match=r"ended 3 times.*exit code 3.*no such model"):
         until(lambda: supervisor.check() is not None)  # type: ignore[func-returns-value]
@@ -69,7 +71,7 @@ def test_a_part_that_keeps_dying_is_given_up_with_its_last_words(supervisor: Sup
 def test_old_restarts_are_forgotten(tmp_path: Path) -> None:
     clock = Clock()
     supervisor = Supervisor(log_dir=tmp_path, policy=QUICK, clock=clock)
-    child = supervisor.start(part("raise SystemExit(1)"))
+    child = supervisor.start(python_part("raise SystemExit(1)"))
     for _ in range(5):
         until(lambda: child.pid is not None and psutil.Process(child.pid).status() == "zombie")
         supervisor.check()
@@ -80,13 +82,13 @@ def test_old_restarts_are_forgotten(tmp_path: Path) -> None:
     supervisor.stop()
 
 
-def test_stopping_leaves_no_grandchild_behind(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_stopping_ends_grandchildren_too(supervisor: Supervisor, tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, time;"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
         "print(child.pid, flush=True); time.sleep(600)"
     )
-    child = supervisor.start(part(code))
+    child = supervisor.start(python_part(code))
     until(lambda: bool(child.log_file.read_text().strip()))
     grandchild = int(child.log_file.read_text())
     supervisor.stop()
@@ -99,7 +101,7 @@ def test_a_part_that_ignores_sigterm_is_killed(supervisor: Supervisor) -> None:
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "print('deaf', flush=True); time.sleep(600)"
     )
-    child = supervisor.start(part(code, stop_timeout_s=0.2))
+    child = supervisor.start(python_part(code, stop_timeout_s=0.2))
     until(lambda: "deaf" in child.log_file.read_text())
     pid = child.pid
     assert pid is not None
@@ -129,12 +131,12 @@ time.sleep(600)
     until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
 
 
-def test_waiting_reports_what_is_healthy_and_gives_up_on_what_is_not(tmp_path: Path) -> None:
+def test_waiting_reports_healthy_parts_and_fails_for_an_unhealthy_one(tmp_path: Path) -> None:
     clock = Clock()
     supervisor = Supervisor(log_dir=tmp_path, policy=QUICK, clock=clock)
     sleeper = "import time; time.sleep(60)"
-    good = supervisor.start(part(sleeper, name="good"))
-    bad = supervisor.start(part(sleeper, name="bad", healthy=lambda: "refused"))
+    good = supervisor.start(python_part(sleeper, name="good"))
+    bad = supervisor.start(python_part(sleeper, name="bad", healthy=lambda: "refused"))
     seen: list[str] = []
 
     def sleep(seconds: float) -> None:

@@ -299,6 +299,7 @@ def _step(version: int) -> Transaction:
     return Transaction(app_id="app", version=version)
 
 
+@pytest.mark.slow
 def test_upkeep_racing_appends_and_readers_loses_and_breaks_nothing(people: People) -> None:
     """Case: a second writer that compacts while ingest appends and a learner reads."""
     ends = time.monotonic() + RACE_S

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from onlinerl.deploy.replicas.engine_control import HttpReplica
+from onlinerl.deploy.replicas.engine_control import HttpEngineControl
 from onlinerl.errors import WeightsError
 from onlinerl.serving.config import TimeoutsConfig
 from onlinerl.serving.engine.guard import guarding
@@ -239,8 +239,8 @@ async def test_gateway_and_controller_reach_an_engine_through_its_guard(
 ) -> None:
     engine = HttpEngine(guard, model="assistant", http=http, timeouts=TimeoutsConfig())
 
-    def replica(secret: str | None) -> HttpReplica:
-        return HttpReplica(
+    def replica(secret: str | None) -> HttpEngineControl:
+        return HttpEngineControl(
             guard, policy="assistant", request_timeout_s=5, commit_timeout_s=5, secret=secret
         )
 

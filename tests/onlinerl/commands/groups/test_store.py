@@ -1,4 +1,4 @@
-"""The commands of the tables, as they are typed."""
+"""The commands on the tables, run through the command line."""
 
 import asyncio
 import contextlib
@@ -66,7 +66,7 @@ def table(*names: str) -> pa.Table:
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command on the tables of `people`; returns what it printed."""
+    """Runs a command on the tables of `people`; returns its output, or its errors if it fails."""
     monkeypatch.setenv("ONLINERL_USER_HASH_KEY", "pepper")
     config = tmp_path / "onlinerl.toml"
     config.write_text(
@@ -95,13 +95,13 @@ def test_a_snapshot_is_created_listed_read_and_dropped(people: People, run: Run)
     assert "name the snapshot" in run("snapshot", "drop", code=1)
 
 
-def test_a_snapshot_is_shown_with_its_reason_as_it_was_given(people: People, run: Run) -> None:
+def test_the_reason_of_a_snapshot_is_printed_verbatim(people: People, run: Run) -> None:
     run("snapshot", "create", "june", "--reason", "ticket:key:12 [red]")
 
     assert "ticket:key:12 [red]" in run("snapshot", "list")
 
 
-def test_one_pass_of_upkeep_can_be_asked_for(people: People, run: Run) -> None:
+def test_maintain_once_makes_one_pass(people: People, run: Run) -> None:
     run("maintain", "--once")
 
     assert len(people.store.delta("interactions").file_uris()) == 1
@@ -139,7 +139,7 @@ def test_a_person_is_erased_in_one_tenant_only(
     assert len(people.column("interactions", "interaction_id")) == 9
 
 
-def test_a_registry_that_is_away_does_not_keep_anyone(
+def test_an_erasure_works_without_the_registry(
     people: People, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(settings: object) -> MemoryRows:
@@ -152,7 +152,7 @@ def test_a_registry_that_is_away_does_not_keep_anyone(
     assert report["traces_left"] == 0
 
 
-def test_without_the_key_nobody_can_be_found(
+def test_an_erasure_needs_the_hash_key(
     people: People, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ONLINERL_USER_HASH_KEY")
@@ -160,7 +160,7 @@ def test_without_the_key_nobody_can_be_found(
     assert "ONLINERL_USER_HASH_KEY is not set" in run("erase", "--user", "ada", code=1)
 
 
-def test_an_erasure_waits_for_upkeep_and_gives_up_in_the_end(
+def test_an_erasure_fails_when_upkeep_does_not_end(
     people: People, run: Run, trained: MemoryRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(erase, "LEASE_POLL_S", 0.0)
@@ -170,7 +170,7 @@ def test_an_erasure_waits_for_upkeep_and_gives_up_in_the_end(
     assert len(people.column("interactions", "interaction_id")) == 10
 
 
-def test_an_erasure_that_loses_its_lease_takes_it_again_and_goes_on(
+def test_an_erasure_that_loses_its_lease_takes_it_again_and_completes(
     people: People, run: Run, trained: MemoryRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     losses = iter([LeaseHeld("it was taken by somebody else")])
@@ -187,10 +187,10 @@ def test_an_erasure_that_loses_its_lease_takes_it_again_and_goes_on(
     assert people.column("interactions", "interaction_id") == [some_id("bob-1")]
 
 
-def test_an_erasure_goes_on_when_a_tenant_has_no_rows_left(
+def test_an_erasure_continues_after_a_crash_when_a_tenant_has_no_rows_left(
     people: People, run: Run, trained: MemoryRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is remembered is found by what was asked for, not by the tenants there are."""
+    """The state file is named by the arguments, not by the tenants that still have rows."""
 
     def die(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -207,7 +207,7 @@ def test_an_erasure_goes_on_when_a_tenant_has_no_rows_left(
     assert not list((tmp_path / "erasures").iterdir())
 
 
-def test_tenants_of_keys_that_were_added_later_are_looked_through(
+def test_an_erasure_covers_tenants_of_keys_that_were_added_later(
     people: People, run: Run, trained: MemoryRows
 ) -> None:
     run("keys", "add", "new", "--tenant", "initech")
@@ -217,16 +217,16 @@ def test_tenants_of_keys_that_were_added_later_are_looked_through(
     assert report["tenants"] == ["acme", "globex", "initech"]
 
 
-def test_the_spool_and_the_stored_answers_forget_too(
+def test_an_erasure_covers_the_spool_and_the_stored_responses(
     people: People, run: Run, trained: MemoryRows, tmp_path: Path
 ) -> None:
-    spool, answers = tmp_path / "spool", tmp_path / "responses.sqlite"
+    spool, responses = tmp_path / "spool", tmp_path / "responses.sqlite"
     spool.mkdir()
     mate = {"user": None, "tenant": "acme", "session_id": "s-ada"}
     events = [{"user": hash_of("ada"), "n": 1}, {"user": hash_of("bob"), "n": 2}, mate]
     records = [Record(topic="t", key="k", value=json.dumps(each).encode()) for each in events]
     segment_path(spool, 1).write_bytes(b"".join(map(pack, records)))
-    asyncio.run(_keep_answers(answers))
+    asyncio.run(_store_responses(responses))
 
     report = json.loads(run("erase", "--user", "ada", "--format", "json"))
 
@@ -234,14 +234,18 @@ def test_the_spool_and_the_stored_answers_forget_too(
     assert hash_of("ada").encode() not in segment_path(spool, 1).read_bytes()
     assert hash_of("bob").encode() in segment_path(spool, 1).read_bytes()
     assert b"s-ada" not in segment_path(spool, 1).read_bytes()
-    assert b"hello Ada" not in answers.read_bytes()
+    assert b"hello Ada" not in responses.read_bytes()
 
 
-async def _keep_answers(path: Path) -> None:
-    """One to Ada, one to somebody in her session, one to that session's namesake elsewhere."""
+async def _store_responses(path: Path) -> None:
+    """For Ada, for another user in her session, and in a session of the same name elsewhere."""
     store = SqliteResponseStore(path, ResponsesConfig(), timeout_s=30.0)
-    kept = [("acme", hash_of("ada"), "s-other"), ("acme", None, "s-ada"), ("globex", None, "s-ada")]
-    for number, (tenant, user, session) in enumerate(kept):
+    owners = [
+        ("acme", hash_of("ada"), "s-other"),
+        ("acme", None, "s-ada"),
+        ("globex", None, "s-ada"),
+    ]
+    for number, (tenant, user, session) in enumerate(owners):
         answer = StoredResponse(
             response_id=f"resp_{number}",
             previous_id=None,
@@ -255,10 +259,10 @@ async def _keep_answers(path: Path) -> None:
     await store.close()
 
 
-def test_answers_that_a_reader_still_holds_in_the_log_fail_the_erasure(tmp_path: Path) -> None:
-    """Deleted they are; but bytes in the write-ahead log would not be gone."""
+def test_an_erasure_fails_while_a_reader_keeps_deleted_responses_in_the_log(tmp_path: Path) -> None:
+    """The rows are deleted, but their bytes stay in the write-ahead log until the reader ends."""
     path = tmp_path / "responses.sqlite"
-    asyncio.run(_keep_answers(path))
+    asyncio.run(_store_responses(path))
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM responses").fetchone()
@@ -285,7 +289,7 @@ def test_lineage_of_a_version_lists_its_rows(people: People, run: Run, trained: 
     assert people.column("audit", "subject") == ["version 1", "version 2"]
 
 
-def test_lineage_of_an_interaction_names_versions_and_their_heirs(
+def test_lineage_of_an_interaction_lists_versions_and_their_descendants(
     people: People, run: Run, trained: MemoryRows
 ) -> None:
     found = json.loads(run("lineage", "--interaction", some_id("ada-1"), "--format", "json"))
@@ -300,13 +304,13 @@ def test_lineage_of_an_interaction_names_versions_and_their_heirs(
     }
 
 
-def test_lineage_shows_an_interaction_as_it_is_named(
+def test_lineage_prints_the_id_of_an_interaction_verbatim(
     people: People, run: Run, trained: MemoryRows
 ) -> None:
     assert "ticket:key:12 [red]" in run("lineage", "--interaction", "ticket:key:12 [red]")
 
 
-def test_lineage_without_tables_makes_none(run: Run, trained: MemoryRows, tmp_path: Path) -> None:
+def test_lineage_creates_no_tables(run: Run, trained: MemoryRows, tmp_path: Path) -> None:
     assert "there are no tables" in run("lineage", "--version", "2", "--set", "data_dir=x", code=1)
     assert not (tmp_path / "x").exists()
 
@@ -318,14 +322,14 @@ def test_lineage_without_a_registry_writes_nothing(
         raise ServiceUnavailable("the registry is away")
 
     def create(store: DeltaStore) -> None:
-        pytest.fail("it was written to")
+        pytest.fail("lineage wrote to the tables")
 
     monkeypatch.setattr(lineage, "open_trained_rows", away)
     monkeypatch.setattr(DeltaStore, "create", create)
     assert "the registry is away" in run("lineage", "--version", "2", code=1)
 
 
-def test_lineage_of_a_person_is_known_before_and_after_the_erasure(
+def test_lineage_of_a_person_is_the_same_after_the_erasure(
     people: People, run: Run, trained: MemoryRows
 ) -> None:
     before = json.loads(run("lineage", "--user", "ada", "--format", "json"))
