@@ -31,6 +31,10 @@ from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.views.connection import connect
 from onlinerl.rollout_store.views.scope import Scope
 from onlinerl.rollout_store.views.window import read_window
+from onlinerl.trainer.rollouts.advantages import Advantages
+from onlinerl.trainer.rollouts.rows import WindowRow
+from onlinerl.trainer.rollouts.segments import build_data
+from onlinerl.trainer.rollouts.source import DeltaSource
 
 METHOD = """\
 Synthetic rollouts (benchmarks/rollouts.py: Zipf ids over 49,152, logprobs of a sharp chat model,
@@ -43,6 +47,9 @@ Window: the newest 100,000 of 150,000 interactions (20 M sampled tokens) into Ar
 window.read_window, from opening the table to the last batch, compared with pyarrow.parquet on the
 same files. Medians of five alternating runs after a warm-up. The series also holds the same rows
 through the SQL view, and the training segments built from them.
+Training data: 10,000 completions in 1,000 conversations (2 M sampled of 2.9 M tokens), from the
+tables to the arrays that the trainer's backend is given; new processes, medians of three. Bytes per
+token are the highest resident memory above that before the read, query engine included.
 Rewards: feedback (two metrics, three sources, one row in ten on a session) on a tenth as many
 interactions, from 10,000 to 1,000,000 rows, all rewards into Arrow, in a new process for each run;
 medians of three, and the highest peak of a process, libraries included. The exponent is the slope
@@ -223,6 +230,42 @@ def _timed(work: Callable[[], int]) -> float:
     return time.perf_counter() - start
 
 
+def measure_training_read(folder: Path, *, num_sessions: int) -> tuple[float, float]:
+    """Median seconds and peak bytes, both per token, of new processes that read a window."""
+    store = DeltaStore(str(folder / "training"))
+    store.create()
+    random = np.random.default_rng(3)
+    turns = make_turns(random, num_sessions=num_sessions, turns=10)
+    for batch in batches(interactions_table(random, turns, ingest_day=START), 5_000):
+        store.append("interactions", batch)
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        runs = [pool.apply(_read_training_data, (store.root,)) for _ in range(JOIN_REPEATS)]
+    seconds, peaks = zip(*runs, strict=True)
+    return statistics.median(seconds), statistics.median(peaks)
+
+
+def _read_training_data(root: str) -> tuple[float, float]:
+    source = DeltaSource(DeltaStore(root), rewards=REWARDS, limits=LIMITS)
+    with connect(DeltaStore(root), rewards=REWARDS, limits=LIMITS) as connection:
+        rows = [
+            WindowRow.model_validate(row)
+            for row in connection.sql(_TRAINING_ROWS).to_arrow_table().to_pylist()
+        ]
+    ones = {row.key: 1.0 for row in rows}
+    advantages = Advantages(values=ones, weights=ones, baselines={})
+    before, start = _peak_mib(), time.perf_counter()
+    segments = source.segments(list(ones), at=source.versions())
+    data = build_data(segments, rows=rows, advantages=advantages)
+    seconds, num_tokens = time.perf_counter() - start, sum(datum.num_tokens for datum in data)
+    return seconds / num_tokens, (_peak_mib() - before) * 2**20 / num_tokens
+
+
+_TRAINING_ROWS = """
+SELECT interaction_id, choice_index, session_id, tenant, 1.0 AS reward, 1 AS version,
+  1.0 AS temperature, len(completion_token_ids) AS num_sampled, served_at FROM interactions
+"""
+
+
 def measure_join(folder: Path, *, num_rows: int) -> tuple[float, float]:
     """Median seconds and peak MiB of new processes that join `num_rows` of feedback."""
     store = DeltaStore(str(folder / f"join-{num_rows}"))
@@ -305,6 +348,8 @@ def main() -> int:
         folder = Path(name)
         storage = measure_storage(folder, num_sessions=500)
         print(storage)
+        training = measure_training_read(folder, num_sessions=1_000)
+        print(training)
         join = {size: measure_join(folder, num_rows=size) for size in JOIN_SIZES}
         print(join)
         window = measure_window(folder, num_interactions=100_000)
@@ -319,6 +364,8 @@ def main() -> int:
         "reward_join_peak_mib": join[JOIN_SIZES[-1]][1],
         "reward_join_s": seconds[-1],
         "scaling_exponent": exponent(JOIN_SIZES, seconds),
+        "training_read_us_per_token": training[0] * 1e6,
+        "training_read_peak_bytes_per_token": training[1],
     }
     assert all(math.isfinite(value) for value in figures.values())
     series = {

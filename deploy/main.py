@@ -19,14 +19,16 @@ from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.journal import DeltaJournal
 from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.promotion.publisher import Publisher
-from onlinerl.deploy.registry.checkpoints import Checkpoints, base_checkpoint
-from onlinerl.deploy.registry.mlflow import MlflowRegistry
+from onlinerl.deploy.registry.base_checkpoint import base_checkpoint
 from onlinerl.deploy.registry.protocol import Registry
 from onlinerl.deploy.replicas.engine_control import HttpEngineControl
 from onlinerl.deploy.replicas.fleet import Fleet
 from onlinerl.errors import OnlineRLError
 from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.process.health import HealthServer
+from onlinerl.registry.checkpoint_cache import CheckpointCache
+from onlinerl.registry.mlflow_registry import MlflowRegistry
+from onlinerl.registry.mlflow_server import MlflowServer
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.secret_names import ENGINE_SECRET
 
@@ -49,7 +51,7 @@ def run_deploy(settings: "Settings") -> int:
     with _stopping(stop), Lease(_folder(settings)):
         store = DeltaStore(settings.store_root, settings.store.storage_options)
         registry = real_registry(settings)
-        checkpoints = Checkpoints(_policy_folder(settings) / "checkpoints", registry)
+        checkpoints = CheckpointCache(_policy_folder(settings) / "checkpoints", registry)
         examiner = _examiner(settings, store, checkpoints)
         controller = _controller(settings, store, registry, checkpoints, examiner)
         port = settings.deploy.health_port
@@ -92,10 +94,9 @@ def run_status(settings: "Settings") -> int:
 def real_registry(settings: "Settings") -> Registry:
     """The MLflow server of the configuration."""
     return MlflowRegistry(
-        settings.registry.tracking_uri,
+        MlflowServer(settings.registry.tracking_uri, timeout_s=settings.deploy.request_timeout_s),
         policy=settings.policy.name,
         experiment=settings.registry.experiment,
-        timeout_s=settings.deploy.request_timeout_s,
     )
 
 
@@ -131,7 +132,7 @@ def _commands(settings: "Settings") -> Commands:
     )
 
 
-def _examiner(settings: "Settings", store: DeltaStore, checkpoints: Checkpoints) -> Examiner:
+def _examiner(settings: "Settings", store: DeltaStore, checkpoints: CheckpointCache) -> Examiner:
     return Examiner(
         _policy_folder(settings) / "gates",
         checkpoints=checkpoints,
@@ -150,7 +151,7 @@ def _controller(
     settings: "Settings",
     store: DeltaStore,
     registry: Registry,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointCache,
     examiner: Examiner,
 ) -> Controller:
     policy = settings.policy

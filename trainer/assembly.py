@@ -2,21 +2,29 @@
 
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.config import (
+    PolicyConfig,
+    RegistryConfig,
+    RewardsConfig,
+    StoreConfig,
+)
 from onlinerl.trainer.backend.protocol import TrainingBackend
 from onlinerl.trainer.bookkeeping.database import Database
 from onlinerl.trainer.bookkeeping.ledger import Ledger
 from onlinerl.trainer.bookkeeping.plan import Plan
+from onlinerl.trainer.config import TrainerConfig
 from onlinerl.trainer.cycle.parts import FAULTS, Parts
 
 if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+    from onlinerl.rollout_store.tables.delta_store import DeltaStore
+    from onlinerl.trainer.rollouts.source import DeltaSource
 
 FAULT_VARIABLE = "ONLINERL_TRAINER_FAULT"
 """Tests only: the process kills itself at the point of `parts.FAULTS` that this names."""
@@ -24,55 +32,61 @@ FAULT_VARIABLE = "ONLINERL_TRAINER_FAULT"
 DATABASE = "ledger.sqlite"
 
 
-def open_database(settings: "Settings") -> Database:
-    """The ledger's file below the data folder."""
-    return Database(settings.folder("trainer") / DATABASE)
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """The sections of the configuration that training needs."""
+
+    policy: PolicyConfig
+    registry: RegistryConfig
+    rewards: RewardsConfig
+    store: StoreConfig
+    store_root: str
+    """Where the tables lie: a local path or an object-store URI."""
+    trainer: TrainerConfig
+    folder: Path
+    """The trainer's own folder below the data folder."""
 
 
-def lease_name(settings: "Settings") -> str:
+def open_database(folder: Path) -> Database:
+    """The ledger and the lease below the trainer's folder; created when missing."""
+    return Database(folder / DATABASE)
+
+
+def lease_name(settings: TrainerSettings) -> str:
     """One trainer per policy."""
     return f"train {settings.policy.name}"
 
 
-def real_parts(settings: "Settings", database: Database) -> Parts:
-    """A cycle's parts as configured: Delta tables, MLflow, torch.
+def real_parts(settings: TrainerSettings, database: Database) -> Parts:
+    """The parts of a cycle: Delta tables, MLflow, torch.
 
     Raises:
-        ConfigError: when a KL is asked for and no base model is named.
+        ConfigError: a KL penalty is configured without a base model, or the environment names an
+            unknown fault.
     """
-    from onlinerl.rollout_store.tables.delta_store import DeltaStore
+    from onlinerl.registry.mlflow_registry import MlflowRegistry
+    from onlinerl.registry.mlflow_server import MlflowServer
     from onlinerl.trainer.cycle.figures import draw_all
     from onlinerl.trainer.cycle.progress import terminal_progress
-    from onlinerl.trainer.registry.mlflow import MlflowRegistry
-    from onlinerl.trainer.rollouts.source import DeltaSource
     from onlinerl.trainer.tracking.mlflow import MlflowTracker
 
-    policy, registry = settings.policy, settings.registry
-    if settings.trainer.kl_coef > 0 and not policy.base_model:
+    policy, registry, trainer = settings.policy, settings.registry, settings.trainer
+    if trainer.kl_coef > 0 and not policy.base_model:
         raise ConfigError(
-            "policy.base_model is empty but trainer.kl_coef "
-            f"({settings.trainer.kl_coef:g}) needs the base model; set one or kl_coef = 0"
+            f"policy.base_model is empty but trainer.kl_coef ({trainer.kl_coef:g}) needs the "
+            "base model; set one or kl_coef = 0"
         )
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
+    server = MlflowServer(registry.tracking_uri, timeout_s=trainer.registry_timeout_s)
     return Parts(
         policy=policy.name,
         base_model=policy.base_model,
-        config=settings.trainer,
+        config=trainer,
         rewards=settings.rewards,
-        folder=settings.folder("trainer"),
+        folder=settings.folder,
         ledger=Ledger(database),
-        source=DeltaSource(
-            store,
-            rewards=settings.rewards,
-            hold_s=settings.trainer.hold_s,
-            limits=settings.store,
-        ),
-        registry=MlflowRegistry(
-            registry.tracking_uri,
-            policy=policy.name,
-            timeout_s=settings.trainer.registry_timeout_s,
-        ),
-        tracker=MlflowTracker(registry.tracking_uri, experiment=registry.experiment),
+        source=_open_source(settings),
+        registry=MlflowRegistry(server, policy=policy.name, experiment=registry.experiment),
+        tracker=MlflowTracker(server, experiment=registry.experiment),
         open_backend=_open_torch,
         draw_figures=draw_all,
         progress=terminal_progress,
@@ -80,22 +94,32 @@ def real_parts(settings: "Settings", database: Database) -> Parts:
     )
 
 
-def reading_from(snapshot: str, parts: Parts, settings: "Settings") -> Parts:
+def read_from_snapshot(snapshot: str, parts: Parts, settings: TrainerSettings) -> Parts:
     """`parts` whose window is chosen from the rows that a snapshot holds."""
     from onlinerl.rollout_store.snapshots.named import readable
+
+    held = readable(_open_store(settings), snapshot, at=datetime.now(UTC))
+    return replace(parts, source=_open_source(settings, pinned=held.versions))
+
+
+def _open_store(settings: TrainerSettings) -> "DeltaStore":
     from onlinerl.rollout_store.tables.delta_store import DeltaStore
+
+    return DeltaStore(settings.store_root, settings.store.storage_options)
+
+
+def _open_source(
+    settings: TrainerSettings, *, pinned: Mapping[str, int] | None = None
+) -> "DeltaSource":
     from onlinerl.trainer.rollouts.source import DeltaSource
 
-    store = DeltaStore(settings.store_root, settings.store.storage_options)
-    held = readable(store, snapshot, at=datetime.now(UTC))
-    source = DeltaSource(
-        store,
+    return DeltaSource(
+        _open_store(settings),
         rewards=settings.rewards,
         hold_s=settings.trainer.hold_s,
-        pinned=held.versions,
+        pinned=pinned,
         limits=settings.store,
     )
-    return replace(parts, source=source)
 
 
 def _open_torch(parent: Path, *, plan: Plan) -> TrainingBackend:

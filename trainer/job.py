@@ -1,7 +1,7 @@
 """The training process of the schedule: `python -m onlinerl.trainer.job SETTINGS.json`.
 
-A process of its own, so that what a cycle allocates is gone when it ends, and a crash of torch is
-not a crash of the schedule.
+It is a process of its own, so that a cycle's memory is freed when it ends, and a crash of torch
+does not end the schedule.
 """
 
 import logging
@@ -20,7 +20,7 @@ logger = logging.getLogger("onlinerl.trainer.job")
 
 
 def main(arguments: list[str]) -> int:
-    """Run one cycle with the settings in a JSON file."""
+    """Run one cycle with the settings in the JSON file `arguments[0]`; returns the exit code."""
     from onlinerl.settings import Settings
     from onlinerl.trainer.main import run_train
 

@@ -1,4 +1,4 @@
-"""`onlinerl train`: one cycle with its real parts, in this process."""
+"""`onlinerl train` and `onlinerl schedule` with their real parts."""
 
 import logging
 import signal
@@ -8,7 +8,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from onlinerl.errors import DependencyMissing, ServiceUnavailable
-from onlinerl.trainer.assembly import lease_name, open_database, reading_from, real_parts
+from onlinerl.trainer.assembly import (
+    TrainerSettings,
+    lease_name,
+    open_database,
+    read_from_snapshot,
+    real_parts,
+)
 from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.cycle.run import run_cycle
 
@@ -18,37 +24,57 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def run_train(settings: "Settings", snapshot: str | None = None) -> int:
-    """Run one cycle; a signal ends it where it is and the next call repeats its window.
+def run_train(configuration: "Settings", snapshot: str | None = None) -> int:
+    """Run one cycle in this process; after a signal the next call repeats its window.
 
-    With the name of a snapshot, a new window is chosen from the rows that it holds.
+    Args:
+        configuration: The configuration.
+        snapshot: Name of a snapshot; a new window is then chosen from the rows that it holds.
 
     Raises:
-        LeaseHeld: when another trainer works on this policy.
-        TooFewRows: when there is not enough to learn from.
-        ServiceUnavailable: when the registry or the tables do not answer.
-        TrainingError: when no update can be computed from the window.
+        LeaseHeld: another trainer works on this policy.
+        TooFewRows: there is not enough to learn from.
+        ServiceUnavailable: the registry or the tables do not answer.
+        TrainingError: no update can be computed from the window.
     """
-    _quiet_libraries()
-    database = open_database(settings)
+    _silence_progress_bars()
+    settings = trainer_settings(configuration)
+    database = open_database(settings.folder)
     with (
-        _registry_errors(),
+        _tell_that_the_window_is_kept(),
         _stopped_by_signals(),
         Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s) as lease,
     ):
         parts = real_parts(settings, database)
         if snapshot is not None:
-            parts = reading_from(snapshot, parts, settings)
+            parts = read_from_snapshot(snapshot, parts, settings)
         cycle = run_cycle(parts, lease=lease)
     logger.info("registered a candidate", extra={"cycle": cycle.cycle_id, "version": cycle.version})
     return 0
 
 
-def run_schedule(settings: "Settings") -> int:
+def run_schedule(configuration: "Settings") -> int:
     """Run cycles when they are due, until a signal."""
     from onlinerl.trainer.schedule.loop import run
 
-    return run(settings)
+    return run(
+        trainer_settings(configuration),
+        configuration.schedule,
+        configuration=configuration.model_dump_json(indent=1),
+    )
+
+
+def trainer_settings(configuration: "Settings") -> TrainerSettings:
+    """The sections of the configuration that training needs."""
+    return TrainerSettings(
+        policy=configuration.policy,
+        registry=configuration.registry,
+        rewards=configuration.rewards,
+        store=configuration.store,
+        store_root=configuration.store_root,
+        trainer=configuration.trainer,
+        folder=configuration.folder("trainer"),
+    )
 
 
 @contextmanager
@@ -68,20 +94,22 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 @contextmanager
-def _registry_errors() -> Iterator[None]:
-    """What mlflow raises in mid-cycle, as an error that says what happens next."""
-    from mlflow.exceptions import MlflowException
-
+def _tell_that_the_window_is_kept() -> Iterator[None]:
+    """Add to an outage's message that nothing is lost by it."""
     try:
         yield
-    except MlflowException as error:
+    except ServiceUnavailable as error:
         raise ServiceUnavailable(
-            f"the registry failed: {error.message}; the next cycle repeats this window"
+            f"{error}; the next cycle repeats this window, if one was chosen"
         ) from error
 
 
-def _quiet_libraries() -> None:
-    """Bars of transformers are for people at a prompt; this is a job."""
+def _silence_progress_bars() -> None:
+    """Switch the progress bars of transformers off: in a job's log they are noise.
+
+    Raises:
+        DependencyMissing: the extra `trainer` is not installed.
+    """
     try:
         from transformers.utils import logging as transformers_logging
     except ImportError as error:

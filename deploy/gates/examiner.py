@@ -24,11 +24,11 @@ from onlinerl.deploy.gates.verdicts import (
     perplexity_gate,
     reward_gate,
 )
-from onlinerl.deploy.registry.checkpoints import Checkpoints
 from onlinerl.deploy.replicas.fleet import Probe
 from onlinerl.errors import ConfigError, PromotionFailed, WeightsError
 from onlinerl.process.files import replace_file
 from onlinerl.process.parent_death import on_parent_death
+from onlinerl.registry.checkpoint_cache import CheckpointCache
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Examiner:
         self,
         folder: Path,
         *,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointCache,
         answers: Callable[[], list[HeldOutAnswer]],
         config: DeployConfig,
         start: StartJob | None = None,

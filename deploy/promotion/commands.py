@@ -14,20 +14,16 @@ from rich.table import Table
 
 from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.registry.protocol import (
-    CANDIDATE,
-    CHAMPION,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
-    REVIEW,
     ROLLBACK_REQUEST,
     ROLLBACK_RESULT,
-    VERDICT,
-    PolicyVersion,
     Registry,
 )
-from onlinerl.deploy.registry.requests import Answer, Request, read_answer
+from onlinerl.deploy.registry.requests import OperatorReply, OperatorRequest, read_reply
 from onlinerl.deploy.replicas.engine_control import EngineControl
 from onlinerl.errors import ConfigError, OnlineRLError, PromotionFailed, ServiceUnavailable
+from onlinerl.registry.version import CANDIDATE, CHAMPION, REVIEW, VERDICT, RegisteredVersion
 
 _TAGS = ("parent_version", "gate.finite", "gate.drift", "gate.reward", "gate.perplexity", REVIEW)
 
@@ -94,7 +90,7 @@ class Commands:
                 if number is None
                 else f"there is no version {number} to promote; `onlinerl status` lists them"
             )
-        request = Request(id=uuid.uuid4().hex, version=number, actor=actor)
+        request = OperatorRequest(id=uuid.uuid4().hex, version=number, actor=actor)
         self._registry.set_tags(
             number, {REVIEW: "approved", PROMOTE_REQUEST: request.model_dump_json()}
         )
@@ -116,7 +112,7 @@ class Commands:
             PromotionFailed: when there is no such version or the engines did not take it.
         """
         self._require_controller()
-        request = Request(
+        request = OperatorRequest(
             id=uuid.uuid4().hex,
             version=command.version,
             actor=command.actor,
@@ -132,10 +128,10 @@ class Commands:
                 "no deploy controller runs on this data folder: start `onlinerl deploy`"
             )
 
-    def _wait(self, request: Request, read_tag: Callable[[], str | None]) -> Answer:
+    def _wait(self, request: OperatorRequest, read_tag: Callable[[], str | None]) -> OperatorReply:
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
-            answer = read_answer(read_tag())
+            answer = read_reply(read_tag())
             if answer is not None and answer.id == request.id:
                 return answer
             time.sleep(self._poll_s)
@@ -144,7 +140,7 @@ class Commands:
             " (deploy.command_timeout_s); it may still carry the request out, see `onlinerl status`"
         )
 
-    def _report(self, answer: Answer, version: int | None) -> int:
+    def _report(self, answer: OperatorReply, version: int | None) -> int:
         subject = "the version before" if version is None else f"version {version}"
         if answer.verdict not in ("promoted", "rolled back"):
             raise PromotionFailed(f"{subject}: {answer.verdict}: {answer.reason}")
@@ -189,7 +185,7 @@ def _console() -> Console:
 
 
 def _versions_table(
-    versions: Sequence[PolicyVersion], *, champion: int | None, candidate: int | None
+    versions: Sequence[RegisteredVersion], *, champion: int | None, candidate: int | None
 ) -> Table:
     table = Table("version", "alias", VERDICT, *(tag.removeprefix("gate.") for tag in _TAGS))
     table.title = "Versions"

@@ -17,23 +17,19 @@ from onlinerl.deploy.gates.verdicts import GateResult, missing_evidence, none_fa
 from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.protocol import (
-    CANDIDATE,
-    CHAMPION,
     NOT_NEEDED,
-    PARENT,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
     PROMOTED_FROM,
-    REVIEW,
     ROLLBACK_REQUEST,
     ROLLBACK_RESULT,
     ROLLED_BACK,
-    PolicyVersion,
     Registry,
 )
-from onlinerl.deploy.registry.requests import Request, open_request
+from onlinerl.deploy.registry.requests import OperatorRequest, open_request
 from onlinerl.deploy.replicas.fleet import Expectation, Fleet, SwapReport
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
+from onlinerl.registry.version import CANDIDATE, CHAMPION, PARENT, REVIEW, RegisteredVersion
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +175,7 @@ class Controller:
                 break
         return champion
 
-    def _open_versions(self, champion: int) -> list[PolicyVersion]:
+    def _open_versions(self, champion: int) -> list[RegisteredVersion]:
         """Versions without a decision: requested ones, then approved ones, then by age."""
         candidate = self._registry.alias(CANDIDATE) or 0
         open_versions = [
@@ -197,7 +193,7 @@ class Controller:
             key=lambda version: (_promote_request(version) is None, not _is_approved(version)),
         )
 
-    def _objection(self, version: PolicyVersion) -> str | None:
+    def _objection(self, version: RegisteredVersion) -> str | None:
         """Why a version is refused without a measurement; None when it is measured.
 
         A request overrules its age and its parent.
@@ -215,7 +211,7 @@ class Controller:
             return f"superseded by version {candidate}"
         return None
 
-    def _decide(self, version: PolicyVersion, champion: int) -> int:
+    def _decide(self, version: RegisteredVersion, champion: int) -> int:
         """Refuse, examine or promote a version; returns the champion afterwards."""
         request = _promote_request(version)
         if version.number == champion:
@@ -246,10 +242,10 @@ class Controller:
 
     def _refuse(
         self,
-        version: PolicyVersion,
+        version: RegisteredVersion,
         champion: int,
         results: list[GateResult],
-        request: Request | None,
+        request: OperatorRequest | None,
     ) -> None:
         failed = [f"{each.name}: {each.detail}" for each in results if each.status == "failed"]
         reason = f"failed a gate: {'; '.join(failed)}"
@@ -258,7 +254,7 @@ class Controller:
         )
 
     def _describe(
-        self, version: PolicyVersion, results: list[GateResult], review_reason: str | None
+        self, version: RegisteredVersion, results: list[GateResult], review_reason: str | None
     ) -> None:
         """Show the results on the version's page in the registry, unless it does already."""
         headline = "No gate failed." if none_failed(results) else "**Refused: a gate failed.**"
@@ -278,7 +274,7 @@ class Controller:
             self._registry.log_metrics(version.number, values)
 
     def _review_reason(
-        self, version: PolicyVersion, results: list[GateResult], request: Request | None
+        self, version: RegisteredVersion, results: list[GateResult], request: OperatorRequest | None
     ) -> str | None:
         """Why a person has to approve a version; None when one did, or the gates are enough."""
         if request is not None or _is_approved(version):
@@ -287,7 +283,7 @@ class Controller:
             return "the configuration asks for a review of every version"
         return missing_evidence(results, self._config.gates)
 
-    def _promote(self, version: int, champion: int, request: Request | None) -> int:
+    def _promote(self, version: int, champion: int, request: OperatorRequest | None) -> int:
         manifest = self._publisher.publish(version, champion=champion)
         swap = self._fleet.swap(self._expectation(version), fallback=champion)
         self._decisions.record_promotion(
@@ -297,7 +293,7 @@ class Controller:
         return version
 
     def _count_failure(
-        self, version: int, champion: int, error: Exception, request: Request | None
+        self, version: int, champion: int, error: Exception, request: OperatorRequest | None
     ) -> None:
         self._attempts[version] = self._attempts.get(version, 0) + 1
         logger.warning(
@@ -329,7 +325,7 @@ class Controller:
         self._decisions.record_rollback(target, champion=champion, report=swap, request=request)
         return target
 
-    def _rollback_target(self, request: Request, champion: int) -> int:
+    def _rollback_target(self, request: OperatorRequest, champion: int) -> int:
         """The version to go back to; it has served before, so it passed its gates then.
 
         Raises:
@@ -354,10 +350,10 @@ class Controller:
         return Expectation(version, digest, self._examiner.probes(version))
 
 
-def _is_approved(version: PolicyVersion) -> bool:
+def _is_approved(version: RegisteredVersion) -> bool:
     return version.tags.get(REVIEW) == "approved"
 
 
-def _promote_request(version: PolicyVersion) -> Request | None:
+def _promote_request(version: RegisteredVersion) -> OperatorRequest | None:
     """The open request to promote the version, if any."""
     return open_request(version.tags.get(PROMOTE_REQUEST), version.tags.get(PROMOTE_RESULT))

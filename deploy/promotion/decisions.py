@@ -16,21 +16,19 @@ from onlinerl.deploy import metrics
 from onlinerl.deploy.promotion.arms import champion_only
 from onlinerl.deploy.promotion.journal import Journal
 from onlinerl.deploy.registry.protocol import (
-    CHAMPION,
     NOT_NEEDED,
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
     PROMOTED_BY,
     PROMOTED_FROM,
-    REVIEW,
     ROLLBACK_RESULT,
     ROLLED_BACK,
-    VERDICT,
     Registry,
 )
-from onlinerl.deploy.registry.requests import Answer, Request, open_request
+from onlinerl.deploy.registry.requests import OperatorReply, OperatorRequest, open_request
 from onlinerl.deploy.replicas.fleet import SwapReport
 from onlinerl.deploy.weights.delta import Manifest
+from onlinerl.registry.version import CHAMPION, REVIEW, VERDICT
 from onlinerl.rollout_store.schema import AuditRow, PromotionRow
 
 logger = logging.getLogger(__name__)
@@ -48,7 +46,7 @@ class Decision:
     champion: int | None
     """The champion before the decision; None when the base model is the first."""
     reason: str
-    request: Request | None
+    request: OperatorRequest | None
     """The request that it answers; None when the controller decided by itself."""
     report: SwapReport | None = None
     """Measurements of the swap; None when no engine changed its weights."""
@@ -112,7 +110,7 @@ class Decisions:
         champion: int | None,
         manifest: Manifest,
         report: SwapReport,
-        request: Request | None,
+        request: OperatorRequest | None,
     ) -> None:
         """Make a version that the engines serve the champion.
 
@@ -152,7 +150,7 @@ class Decisions:
             self.answer_promote(champion, request, "promoted", "it serves")
 
     def record_refusal(
-        self, version: int, *, champion: int, reason: str, request: Request | None
+        self, version: int, *, champion: int, reason: str, request: OperatorRequest | None
     ) -> None:
         """Refuse a version, which then never serves unless somebody asks for it."""
         self._record(Decision("refuse", version, champion, reason, request))
@@ -160,7 +158,7 @@ class Decisions:
         self.answer_promote(version, request, "refused", reason)
 
     def record_failure(
-        self, version: int, *, champion: int, reason: str, request: Request | None
+        self, version: int, *, champion: int, reason: str, request: OperatorRequest | None
     ) -> None:
         """Give up a version that could not be measured or put into the engines."""
         self._record(Decision("fail", version, champion, reason, request))
@@ -168,7 +166,7 @@ class Decisions:
         self.answer_promote(version, request, "failed", reason)
 
     def record_rollback(
-        self, version: int, *, champion: int, report: SwapReport, request: Request
+        self, version: int, *, champion: int, report: SwapReport, request: OperatorRequest
     ) -> None:
         """Make an earlier version, which the engines serve again, the champion."""
         if version != champion:
@@ -181,23 +179,23 @@ class Decisions:
     def answer_promote(
         self,
         version: int,
-        request: Request | None,
+        request: OperatorRequest | None,
         verdict: Literal["promoted", "refused", "failed"],
         reason: str,
     ) -> None:
         """Reply to whoever asked to promote the version; nothing to do when nobody did."""
         if request is not None:
             self._audit(request, action=f"promote: {verdict}", subject=f"{version}", detail=reason)
-            answer = Answer(id=request.id, verdict=verdict, reason=_shorten(reason))
+            answer = OperatorReply(id=request.id, verdict=verdict, reason=_shorten(reason))
             self._registry.set_tags(version, {PROMOTE_RESULT: answer.model_dump_json()})
 
     def answer_rollback(
-        self, request: Request, verdict: Literal["rolled back", "failed"], reason: str
+        self, request: OperatorRequest, verdict: Literal["rolled back", "failed"], reason: str
     ) -> None:
         """Reply to the person who asked to roll back."""
         subject = "the version before" if request.version is None else f"{request.version}"
         self._audit(request, action=f"rollback: {verdict}", subject=subject, detail=reason)
-        answer = Answer(id=request.id, verdict=verdict, reason=_shorten(reason))
+        answer = OperatorReply(id=request.id, verdict=verdict, reason=_shorten(reason))
         self._registry.set_model_tag(ROLLBACK_RESULT, answer.model_dump_json())
 
     def _make_champion(self, version: int) -> None:
@@ -237,7 +235,7 @@ class Decisions:
             },
         )
 
-    def _audit(self, request: Request, *, action: str, subject: str, detail: str) -> None:
+    def _audit(self, request: OperatorRequest, *, action: str, subject: str, detail: str) -> None:
         now = self._now()
         self._journal.audit(
             AuditRow(

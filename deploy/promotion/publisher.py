@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from onlinerl.deploy.registry.checkpoints import Checkpoints
 from onlinerl.deploy.weights.delta import (
     Manifest,
     is_published,
@@ -16,6 +15,7 @@ from onlinerl.deploy.weights.delta import (
     write_delta,
 )
 from onlinerl.errors import WeightsError
+from onlinerl.registry.checkpoint_cache import CheckpointCache
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Publisher:
     """
 
     def __init__(
-        self, root: Path, *, policy: str, checkpoints: Checkpoints, anchor_every: int
+        self, root: Path, *, policy: str, checkpoints: CheckpointCache, anchor_every: int
     ) -> None:
         self.root = root
         self._policy = policy

@@ -1,4 +1,4 @@
-"""Versions, aliases, requests and checkpoints as the controller sees them.
+"""The registry as the deploy controller sees it: requests of operators, base model, trained rows.
 
-Imports `trainer.registry`.
+Imports only `onlinerl.registry`.
 """

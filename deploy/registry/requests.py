@@ -1,50 +1,57 @@
-"""What a person asks of the controller, as a tag, and what it answers."""
+"""What an operator asks of the controller, and what it replies; both are JSON in tags."""
 
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
-class Request(BaseModel):
-    """A wish to promote or to roll back."""
+class OperatorRequest(BaseModel):
+    """A request to promote a version, or to roll back to one."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
-    """Ties the answer to the question."""
+    """The reply names it."""
     version: int | None = None
     """None: the version before the champion."""
     actor: str
+    """Who asks."""
     reason: str = ""
 
 
-class Answer(BaseModel):
-    """The controller's last word on a request."""
+class OperatorReply(BaseModel):
+    """The controller's final reply to a request."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
+    """Of the request."""
     verdict: Literal["promoted", "rolled back", "refused", "failed", "waits for review"]
     reason: str
 
 
-def open_request(request: str | None, answer: str | None) -> Request | None:
-    """The request in a tag, when there is one that has no answer yet; nonsense is none."""
+def open_request(request: str | None, reply: str | None) -> OperatorRequest | None:
+    """The request that has no reply yet.
+
+    Args:
+        request: Value of the request's tag; one that cannot be parsed counts as no request.
+        reply: Value of the reply's tag.
+    """
     if request is None:
         return None
     try:
-        asked = Request.model_validate_json(request)
+        parsed = OperatorRequest.model_validate_json(request)
     except ValidationError:
         return None
-    answered = read_answer(answer)
-    return None if answered is not None and answered.id == asked.id else asked
+    last = read_reply(reply)
+    return None if last is not None and last.id == parsed.id else parsed
 
 
-def read_answer(answer: str | None) -> Answer | None:
-    """The answer in a tag."""
-    if answer is None:
+def read_reply(reply: str | None) -> OperatorReply | None:
+    """The reply in a tag; None when the tag is absent or cannot be parsed."""
+    if reply is None:
         return None
     try:
-        return Answer.model_validate_json(answer)
+        return OperatorReply.model_validate_json(reply)
     except ValidationError:
         return None

@@ -8,9 +8,10 @@ from typing import Protocol
 
 import pyarrow as pa
 from pyarrow import parquet
+from typing_extensions import override
 
-from onlinerl.deploy.registry.mlflow import MlflowRegistry
-from onlinerl.deploy.registry.protocol import PARENT, PolicyVersion
+from onlinerl.registry.mlflow_registry import MlflowRegistry
+from onlinerl.registry.version import PARENT, RegisteredVersion
 
 ARTIFACT = "lineage/interactions.parquet"
 
@@ -22,7 +23,7 @@ class TrainedRows(Protocol):
         ServiceUnavailable: the registry does not answer.
     """
 
-    def versions(self) -> Sequence[PolicyVersion]:
+    def versions(self) -> Sequence[RegisteredVersion]:
         """All versions, oldest first."""
         ...
 
@@ -31,58 +32,58 @@ class TrainedRows(Protocol):
         ...
 
     def mark(self, version: int, *, num_erased: int) -> None:
-        """Note on the version that so many of its rows were erased since."""
+        """Note on a version that this number of its rows has been erased since."""
         ...
 
 
-class RegistryRows:
-    """TrainedRows in MLflow."""
+class RegistryRows(TrainedRows):
+    """TrainedRows in MLflow: an artifact of the version's run, and the tag `erased_rows`."""
 
     def __init__(self, registry: MlflowRegistry) -> None:
         self._registry = registry
 
-    def versions(self) -> Sequence[PolicyVersion]:
-        """By search."""
+    @override
+    def versions(self) -> Sequence[RegisteredVersion]:
         return self._registry.versions()
 
+    @override
     def rows(self, version: int) -> pa.Table | None:
-        """The artifact of the version's run."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "interactions.parquet"
             found = self._registry.download_from_run(version, ARTIFACT, file)
             return parquet.read_table(file) if found else None
 
+    @override
     def mark(self, version: int, *, num_erased: int) -> None:
-        """As the tag `erased_rows`."""
         self._registry.set_tags(version, {"erased_rows": str(num_erased)})
 
 
 @dataclass
-class MemoryRows:
-    """TrainedRows in a dictionary."""
+class MemoryRows(TrainedRows):
+    """TrainedRows in a dictionary, for tests."""
 
     tables: dict[int, pa.Table | None] = field(default_factory=dict)
     parents: dict[int, int] = field(default_factory=dict)
     marks: dict[int, int] = field(default_factory=dict)
 
-    def versions(self) -> Sequence[PolicyVersion]:
-        """Of the keys."""
-        return [PolicyVersion(number, self._tags(number)) for number in sorted(self.tables)]
+    @override
+    def versions(self) -> Sequence[RegisteredVersion]:
+        return [RegisteredVersion(number, self._tags(number)) for number in sorted(self.tables)]
 
+    @override
     def rows(self, version: int) -> pa.Table | None:
-        """As it was given."""
         return self.tables[version]
 
+    @override
     def mark(self, version: int, *, num_erased: int) -> None:
-        """Remember it."""
         self.marks[version] = num_erased
 
     def _tags(self, number: int) -> dict[str, str]:
         return {PARENT: str(self.parents[number])} if number in self.parents else {}
 
 
-def heirs(versions: Sequence[PolicyVersion], trained: Sequence[int]) -> list[int]:
-    """Versions that were trained from one of these, directly or through others."""
+def descendants(versions: Sequence[RegisteredVersion], trained: Sequence[int]) -> list[int]:
+    """Versions that were trained from one of `trained`, directly or through others."""
     reached = set(trained)
     grew = True
     while grew:
@@ -96,6 +97,6 @@ def heirs(versions: Sequence[PolicyVersion], trained: Sequence[int]) -> list[int
     return sorted(reached - set(trained))
 
 
-def _parent(version: PolicyVersion) -> int | None:
+def _parent(version: RegisteredVersion) -> int | None:
     parent = version.tags.get(PARENT, "")
     return int(parent) if parent.isdigit() else None

@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from onlinerl.deploy.registry.mlflow import MlflowRegistry
 from onlinerl.deploy.registry.trained_rows import RegistryRows
 from onlinerl.errors import ServiceUnavailable, WeightsError
-from onlinerl.trainer.registry.checkpoint import verify_checkpoint
+from onlinerl.registry.checkpoint import verify_checkpoint
+from onlinerl.registry.checkpoint_cache import CheckpointCache
+from onlinerl.registry.mlflow_registry import MlflowRegistry
+from onlinerl.registry.mlflow_server import MlflowServer
 from tests.brokers import free_port
 from tests.deploy.builders import weights, write_checkpoint
 from tests.registry_server import mlflow_server
@@ -34,7 +36,7 @@ def server(folder: Path) -> Iterator[str]:
 def registry(server: str, request: pytest.FixtureRequest) -> MlflowRegistry:
     """With a policy of the test's own."""
     name = request.node.name
-    return MlflowRegistry(server, policy=name, experiment=name, timeout_s=30)
+    return MlflowRegistry(MlflowServer(server, timeout_s=30), policy=name, experiment=name)
 
 
 def test_a_version_from_its_registration_to_its_loss(
@@ -54,9 +56,14 @@ def test_a_version_from_its_registration_to_its_loss(
     assert first.origin != second.origin
     assert registry.version(1) == first
 
+    with pytest.raises(ServiceUnavailable, match="has no champion yet"):
+        registry.champion()
     registry.set_alias("champion", 2)
     registry.set_alias("champion", 1)
-    assert registry.alias("champion") == 1
+    assert registry.alias("champion") == registry.champion() == 1
+    assert registry.undecided() is None
+    registry.set_candidate(2)
+    assert registry.undecided() == 2
 
     registry.set_tags(1, {"verdict": "promoted", "rolled_back": "worse"})
     registry.set_tags(1, {"rolled_back": ""})
@@ -76,17 +83,23 @@ def test_a_version_from_its_registration_to_its_loss(
     registry.download(1, tmp_path / "copies" / "v1")
     verify_checkpoint(tmp_path / "copies" / "v1")
     assert [each.name for each in (tmp_path / "copies").iterdir()] == ["v1"]
+    cached = CheckpointCache(tmp_path / "cache", registry).get(1)
+    assert [each.name for each in (tmp_path / "cache").iterdir()] == [cached.name]
 
     shutil.rmtree(next((folder / "artifacts").rglob(run_id)))
     with pytest.raises(WeightsError, match="version 1"):
         registry.download(1, tmp_path / "gone")
+    with pytest.raises(WeightsError, match="version 7"):
+        registry.is_decided(7)
     with pytest.raises(WeightsError, match="version 7"):
         registry.download(7, tmp_path / "gone")
 
 
 def test_a_server_that_is_away_is_waited_for(tmp_path: Path) -> None:
     away = MlflowRegistry(
-        "http://127.0.0.1:19418", policy="assistant", experiment="onlinerl", timeout_s=0.5
+        MlflowServer("http://127.0.0.1:19418", timeout_s=0.5),
+        policy="assistant",
+        experiment="onlinerl",
     )
 
     with pytest.raises(ServiceUnavailable, match="did not answer"):

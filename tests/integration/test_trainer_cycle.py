@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from safetensors.torch import load_file
 
+from onlinerl.registry.checkpoint import verify_checkpoint, write_manifest
 from onlinerl.rollout_store.config import PolicyConfig, RegistryConfig
 from onlinerl.settings import Settings
 from onlinerl.trainer.assembly import FAULT_VARIABLE, open_database
@@ -28,7 +29,6 @@ from onlinerl.trainer.bookkeeping.process_identity import start_time
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
 from onlinerl.trainer.cycle.outcome import outcome_folder
 from onlinerl.trainer.cycle.parts import FAULTS
-from onlinerl.trainer.registry.checkpoint import verify_checkpoint, write_manifest
 from onlinerl.trainer.schedule.exit_codes import EXIT_LEASE_HELD
 from tests.brokers import free_port
 from tests.registry_server import mlflow_server
@@ -77,7 +77,7 @@ class Stack:
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(open_database(self.settings))
+        return Ledger(open_database(self.settings.folder("trainer")))
 
     def train(self, *, fault: str | None = None) -> subprocess.CompletedProcess[str]:
         """`onlinerl train` in a process of its own."""
@@ -232,7 +232,7 @@ def test_a_cycle_killed_at_every_point_in_turn_keeps_its_window_and_registers_on
 def test_the_second_of_two_trainers_says_who_holds_the_lease(stack: Stack) -> None:
     file = stack.settings.data_dir / "settings.json"
     file.write_text(stack.settings.model_dump_json(), encoding="utf-8")
-    database = open_database(stack.settings)
+    database = open_database(stack.settings.folder("trainer"))
     with subprocess.Popen([*JOB, str(file)], stderr=subprocess.PIPE, text=True) as first:
         while not _is_leased(database.path):
             assert first.poll() is None
@@ -298,7 +298,7 @@ def test_a_schedule_that_is_ended_in_mid_training_leaves_no_process(stack: Stack
     settings = stack.settings.model_copy(update={"schedule": schedule, "trainer": slow})
     file = settings.data_dir / "settings.json"
     file.write_text(settings.model_dump_json(), encoding="utf-8")
-    database = open_database(settings).path
+    database = open_database(settings.folder("trainer")).path
     with subprocess.Popen([sys.executable, "-c", RUN_SCHEDULE, str(file)]) as process:
         _wait_until(lambda: stack.ledger.count() == 1, process=process)
         with Database(database).read() as connection:

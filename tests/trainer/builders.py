@@ -54,8 +54,9 @@ def segment(of: WindowRow, *, prompt: Sequence[int] = (5, 6), logprob: float = -
     sampled = list(range(10, 10 + of.num_sampled))
     return Segment(
         segment_id=f"{of.interaction_id}:{of.choice_index}",
-        token_ids=[*prompt, *sampled],
-        logprobs=[*(None for _ in prompt), *(logprob for _ in sampled)],
+        token_ids=np.array([*prompt, *sampled], dtype=np.int32),
+        logprobs=np.array([np.nan] * len(prompt) + [logprob] * len(sampled), dtype=np.float32),
+        loss_mask=np.array([0] * len(prompt) + [1] * len(sampled), dtype=np.int8),
         spans=[
             Span(
                 interaction_id=of.interaction_id,

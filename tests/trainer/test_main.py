@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from mlflow.exceptions import MlflowException
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.config import PolicyConfig
@@ -15,7 +14,7 @@ def test_a_registry_that_fails_in_mid_cycle_is_an_error_that_says_what_happens_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: object, **options: object) -> None:
-        raise MlflowException("API request failed with 503")
+        raise ServiceUnavailable("API request failed with 503")
 
     monkeypatch.setattr(main, "real_parts", lambda settings, database: None)
     monkeypatch.setattr(main, "run_cycle", fail)

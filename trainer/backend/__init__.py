@@ -1,4 +1,4 @@
-"""What computes gradients: the seam, torch, and a twin in memory.
+"""What computes gradients: the protocol, the torch backend, and an in-memory twin.
 
-Imports `losses` and `rollouts`.
+Imports `losses`, `rollouts` and the configuration.
 """

@@ -18,7 +18,7 @@ from onlinerl.trainer.rollouts.data import Datum
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batch:
-    """A padded micro-batch; whatever is per token holds sampled positions only."""
+    """A padded micro-batch. Tensors of shape N hold the sampled positions only."""
 
     tokens_BT: Tensor
     mask_BT: Tensor
@@ -31,20 +31,20 @@ class Batch:
 
     @classmethod
     def of(cls, chunk: Sequence[Datum], *, device: torch.device) -> Self:
-        """Pad on the right with token 0 and pick what the masks name."""
+        """Pad on the right with token 0, and select the sampled positions."""
         length = max(datum.num_tokens for datum in chunk)
         tokens_BT = np.zeros((len(chunk), length), dtype=np.int64)
         mask_BT = np.zeros((len(chunk), length), dtype=np.bool_)
         for number, datum in enumerate(chunk):
             tokens_BT[number, : datum.num_tokens] = datum.model_input
             mask_BT[number, : datum.num_tokens] = datum.loss_fn_inputs.mask
-        picked = {
+        selected = {
             name: np.concatenate(
                 [getattr(d.loss_fn_inputs, name)[d.loss_fn_inputs.mask] for d in chunk]
             )
             for name in ("target_tokens", "logprobs", "advantages", "weights", "temperatures")
         }
-        tensors = {name: torch.from_numpy(value).to(device) for name, value in picked.items()}
+        tensors = {name: torch.from_numpy(value).to(device) for name, value in selected.items()}
         return cls(
             tokens_BT=torch.from_numpy(tokens_BT).to(device),
             mask_BT=torch.from_numpy(mask_BT).to(device),
@@ -58,7 +58,7 @@ class Batch:
 
 
 def _number_rows(chunk: Sequence[Datum]) -> NDArray[np.int64]:
-    """Rows numbered from 0 over the whole micro-batch."""
+    """Number the rows of a micro-batch from 0, over all its sequences."""
     numbers: list[NDArray[np.int64]] = []
     first = 0
     for datum in chunk:
@@ -70,6 +70,6 @@ def _number_rows(chunk: Sequence[Datum]) -> NDArray[np.int64]:
 
 
 def split_by_sequence(values_N: Tensor, *, mask_BT: Tensor) -> list[NDArray[np.float64]]:
-    """Per-token values as one array for each sequence."""
+    """Split values of the sampled positions into one array for each sequence."""
     counts = mask_BT.sum(1).tolist()
     return [part.double().cpu().numpy() for part in values_N.split(counts)]

@@ -3,7 +3,7 @@
 
 Shape suffixes: N = sampled positions, D = hidden width, V = vocabulary. A position's logits exist
 only while its chunk is computed; the backward pass computes them again. For SmolLM2 the logits of
-4,000 positions would be 800 MB, several times over.
+4,000 positions take 800 MB, and several copies of them would be needed.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenScores:
-    """Per sampled position, float32, nats."""
+    """Scores of each sampled position, float32, in nats."""
 
     logprobs_N: Tensor
     """log pi(target) at the temperature of the row."""
     kl_N: Tensor
     """KL(pi || base) over the whole vocabulary at that temperature; 0 without a base."""
     entropy_N: Tensor
-    """Of pi at that temperature; without gradient."""
+    """Entropy of pi at that temperature, without gradient."""
 
 
 def score_tokens(
@@ -45,8 +45,17 @@ def score_tokens(
 ) -> TokenScores:
     """Score every position, a chunk at a time.
 
-    The KL is summed over the vocabulary instead of estimated from the sampled token: same
-    expectation, no sampling noise, and its gradient is that of KL(pi || base) at these contexts.
+    The KL is summed over the vocabulary instead of estimated from the sampled token: it has the
+    same expectation without the sampling noise, and its gradient is that of KL(pi || base).
+
+    Args:
+        hidden_ND: Last hidden states of the policy.
+        head: The policy's output layer.
+        targets_N: The sampled tokens.
+        temperatures_N: Temperature that each token was sampled at.
+        base_hidden_ND: Last hidden states of the base model; None leaves the KL at 0.
+        base_head: The base model's output layer.
+        vocabulary: Tokens in it; decides how many positions a chunk has.
     """
     size = max(1, LOGITS_PER_CHUNK // vocabulary)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []

@@ -1,8 +1,8 @@
-"""The policy as a torch model: loading, what may move, and the files an engine serves.
+"""The policy as a torch model: loading, trainable parameters, and the files that an engine serves.
 
-Weights are computed with as they will be served: every parameter that moves has a float32 master
-that the optimizer changes, and the model itself holds the master rounded to the checkpoint's dtype
-(bfloat16). So small updates add up, and what was trained is, bit for bit, what is saved.
+The model computes with the weights that will be served: every trainable parameter has a float32
+master that the optimizer changes, and the model holds the master rounded to the checkpoint's dtype
+(bfloat16). So small updates add up, and the saved weights are those trained with, bit for bit.
 """
 
 import re
@@ -32,41 +32,47 @@ def load_model(
     """A Hugging Face causal language model in `dtype`, and the dtype it is stored in.
 
     Raises:
-        TrainingError: for an architecture whose logits this trainer would compute wrongly.
+        TrainingError: the architecture changes its logits in a way that is not supported.
     """
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
-    odd = [name for name in UNSUPPORTED_HEADS if getattr(model.config, name, None)]
-    if odd:
-        raise TrainingError(f"{path}: models with {', '.join(odd)} are not supported")
+    unsupported = [name for name in UNSUPPORTED_HEADS if getattr(model.config, name, None)]
+    if unsupported:
+        names = ", ".join(unsupported)
+        raise TrainingError(f"{path}: models with {names} are not supported")
     stored: torch.dtype = model.get_output_embeddings().weight.dtype
     return model.to(device=device, dtype=dtype).eval(), stored
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Master:
-    """A parameter that moves: the optimizer owns `value`, the model computes with `parameter`."""
+    """A trainable parameter: the optimizer owns `value`, the model computes with `parameter`."""
 
     name: str
     parameter: nn.Parameter
     value: Tensor
     """float32."""
     served: torch.dtype | None
-    """`parameter` holds `value` rounded to this; None for adapters, which are merged later."""
+    """Dtype that `parameter` rounds `value` to; None for adapters, which are merged later."""
 
     def publish(self) -> None:
-        """Let the model compute with the rounded value."""
+        """Copy the rounded value into the model."""
         with torch.no_grad():
             rounded = self.value if self.served is None else self.value.to(self.served)
             self.parameter.copy_(rounded)
 
 
 def masters_of(model: nn.Module, *, trainable: str, served: torch.dtype | None) -> list[Master]:
-    """Freeze all parameters but those whose name matches, and give these their masters.
+    """Freeze all parameters but those whose name matches, and make masters for the others.
+
+    Args:
+        model: Its `requires_grad` flags are set.
+        trainable: Regular expression that is searched in parameter names.
+        served: Dtype of the saved weights; None for adapters.
 
     Raises:
-        TrainingError: when nothing matches.
+        TrainingError: no name matches.
     """
     pattern = re.compile(trainable)
     masters: list[Master] = []
@@ -76,14 +82,24 @@ def masters_of(model: nn.Module, *, trainable: str, served: torch.dtype | None) 
             value = parameter.detach().clone().float()
             masters.append(Master(name=name, parameter=parameter, value=value, served=served))
     if not masters:
-        raise TrainingError(f"no parameter matches trainer.trainable = {trainable!r}")
+        raise TrainingError(
+            f"no parameter matches trainer.trainable = {trainable!r}; "
+            "set it to a regular expression that matches some names"
+        )
     return masters
 
 
 def save_pretrained(
     model: PretrainedModel, path: Path, *, served: torch.dtype, template: Path | None
 ) -> None:
-    """Write weights in `served` under the checkpoint's own names, with all else from `template`."""
+    """Write a Hugging Face folder.
+
+    Args:
+        model: Adapters in it are merged.
+        path: The folder; created when missing.
+        served: Dtype of the written weights.
+        template: Folder whose other files, such as the tokenizer, are copied; None copies none.
+    """
     path.mkdir(parents=True, exist_ok=True)
     state = {name: value.to(served) for name, value in merged_state(model)}
     model.config.dtype = served
@@ -95,7 +111,7 @@ def save_pretrained(
 def merged_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers by their checkpoint names, adapters merged in float32.
 
-    Of tied weights only the first name is given, as a checkpoint holds it.
+    Tied weights appear once, under their first name, as in a checkpoint.
     """
     seen: set[int] = set()
     deltas = {
@@ -117,7 +133,7 @@ def _is_lora(module: nn.Module) -> bool:
 
 
 def _copy_other_files(source: Path, target: Path) -> None:
-    """Tokenizer, template and configuration travel unchanged from version to version."""
+    """Copy tokenizer, template and configuration, which are the same in every version."""
     for file in source.iterdir():
         is_weights = file.suffix in WEIGHT_SUFFIXES or file.name.endswith(".index.json")
         if file.is_file() and not is_weights and file.name != "checkpoint.json":

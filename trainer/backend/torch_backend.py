@@ -12,15 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from typing_extensions import override
 
 from onlinerl.errors import TrainingError
 from onlinerl.trainer.backend.batches import micro_batches
 from onlinerl.trainer.backend.collate import Batch, split_by_sequence
 from onlinerl.trainer.backend.head import TokenScores, score_tokens
 from onlinerl.trainer.backend.model import PretrainedModel, load_model, masters_of, save_pretrained
-from onlinerl.trainer.backend.protocol import AdamParams, ForwardBackward
+from onlinerl.trainer.backend.protocol import AdamParams, ForwardBackward, TrainingBackend
 from onlinerl.trainer.config import TrainerConfig
-from onlinerl.trainer.losses.filters import kept_rows
+from onlinerl.trainer.losses.filters import rows_to_keep
 from onlinerl.trainer.losses.policy import log_ratio, policy_terms
 from onlinerl.trainer.losses.spec import LossSpec
 from onlinerl.trainer.rollouts.data import Datum, num_sampled
@@ -31,17 +32,17 @@ ADAM_BETAS = (0.9, 0.95)
 ADAM_EPS = 1e-8
 
 
-class TorchBackend:
+class TorchBackend(TrainingBackend):
     """A TrainingBackend over one Hugging Face model in this process.
 
     Float32 masters and Adam's moments live within a cycle: the next one starts from the weights as
     they were saved, rounded to the parent's dtype, and with moments of 0.
 
     Args:
-        parent: folder of the weights to start from.
-        base: folder or id of the model that the KL pulls towards; not loaded when None.
-        config: what to train and how; only its compute and adapter fields are read.
-        seed: initialises the adapter.
+        parent: Folder of the weights to start from.
+        base: Folder or id of the base model, for the KL; None loads none.
+        config: What to train and how; only its compute and adapter fields are read.
+        seed: Initialises the adapter.
     """
 
     def __init__(self, parent: Path, *, base: str | None, config: TrainerConfig, seed: int) -> None:
@@ -64,17 +65,14 @@ class TorchBackend:
             [master.value for master in self._masters], betas=ADAM_BETAS, eps=ADAM_EPS
         )
 
+    @override
     def forward_backward(self, data: Sequence[Datum], *, loss: LossSpec) -> ForwardBackward:
-        """Add the gradient of the summed loss, micro-batch by micro-batch.
-
-        Raises:
-            TrainingError: when no position is to be learned from; when a KL is asked of a backend
-                without a base; when the loss is not finite.
-        """
         if num_sampled(data) == 0:
             raise TrainingError("no trainable token in the batch: nothing to learn from")
         if loss.kl_coef > 0 and self._base is None:
-            raise TrainingError("kl_coef is above 0 but the backend was given no base model")
+            raise TrainingError(
+                "kl_coef is above 0 but the backend was given no base model; set it to 0"
+            )
         totals: dict[str, float] = {}
         logprobs: list[NDArray[np.float64]] = [np.empty(0)] * len(data)
         for indices in micro_batches(data, max_tokens=self._max_tokens):
@@ -86,8 +84,8 @@ class TorchBackend:
                 logprobs[index] = values
         return ForwardBackward(metrics=totals, logprobs=logprobs)
 
+    @override
     def optim_step(self, params: AdamParams) -> dict[str, float]:
-        """Clip, step the masters, and let the model compute with their rounded values."""
         for master in self._masters:
             gradient = master.parameter.grad
             master.value.grad = None if gradient is None else gradient.float()
@@ -105,31 +103,34 @@ class TorchBackend:
             master.publish()
         return {"grad_norm": float(norm)}
 
+    @override
     def save_state(self, path: Path) -> None:
-        """Masters and optimizer state, so that updates below bfloat16's step are not lost."""
         path.mkdir(parents=True, exist_ok=True)
+        # The float32 masters: saved weights would lose updates below bfloat16's resolution.
         masters = {master.name: master.value for master in self._masters}
         torch.save(
             {"masters": masters, "optimizer": self._optimizer.state_dict()}, path / "state.pt"
         )
 
     def load_state(self, path: Path) -> None:
-        """Go on from `save_state` of a backend over the same model.
+        """Continue where a backend over the same model called `save_state`.
 
         Raises:
-            TrainingError: when the state is of other parameters.
+            TrainingError: the state belongs to other parameters.
         """
         state = torch.load(path / "state.pt", weights_only=True, map_location=self._device)
         if set(state["masters"]) != {master.name for master in self._masters}:
-            raise TrainingError(f"{path} holds the state of other parameters")
+            raise TrainingError(
+                f"{path} holds the state of other parameters than this model trains"
+            )
         for master in self._masters:
             master.value.copy_(state["masters"][master.name])
             master.publish()
         self._optimizer.load_state_dict(state["optimizer"])
 
+    @override
     def save_weights(self, path: Path) -> None:
-        """A Hugging Face folder in the parent's dtype; an adapter is merged, and kept beside."""
-        if self._peft is not None:
+        if self._peft is not None:  # the adapter is merged below; this copy is for reference
             self._peft.save_pretrained(str(path / "adapter"))
         save_pretrained(self._model, path, served=self._served, template=self._parent)
 
@@ -145,7 +146,7 @@ class TorchBackend:
         batch = Batch.of(chunk, device=self._device)
         scores = self._scores(batch)
         log_ratio_N = log_ratio(scores.logprobs_N.detach(), batch.behavior_N)
-        keep_N = kept_rows(loss, log_ratio_N=log_ratio_N, rows_N=batch.rows_N)[batch.rows_N]
+        keep_N = rows_to_keep(loss, log_ratio_N=log_ratio_N, rows_N=batch.rows_N)[batch.rows_N]
         terms_N, used_N = policy_terms(
             loss,
             logprobs_N=scores.logprobs_N,
@@ -153,7 +154,7 @@ class TorchBackend:
             advantages_N=batch.advantages_N,
             rows_N=batch.rows_N,
         )
-        # where, not a product: a dropped row may hold values that overflowed.
+        # torch.where instead of a product: a dropped row may hold values that overflowed.
         kept_terms_N = torch.where(keep_N, terms_N, torch.zeros_like(terms_N))
         policy = (kept_terms_N * batch.weights_N).sum()
         kl = (scores.kl_N * batch.weights_N).sum()
@@ -198,7 +199,11 @@ class TorchBackend:
 def _add_adapter(
     model: PretrainedModel, *, config: TrainerConfig, seed: int
 ) -> PretrainedModel | None:
-    """Put LoRA layers into `model` in place; the wrapper that can save them, or None."""
+    """Put LoRA layers into `model` in place.
+
+    Returns:
+        The wrapper that can save the adapter; None when none is configured.
+    """
     if config.adapter == "none":
         return None
     from peft import LoraConfig, get_peft_model

@@ -1,4 +1,4 @@
-"""What a cycle set out to do: everything that its repeat after a crash must not decide again."""
+"""The decisions that a cycle makes once, so that its repeat after a crash does the same."""
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
@@ -8,7 +8,7 @@ from onlinerl.trainer.rollouts.rows import RowKey, WindowRow
 
 
 class Plan(BaseModel):
-    """The window of a cycle and how it is learned from."""
+    """The window of a cycle and the configuration of its update."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -16,9 +16,9 @@ class Plan(BaseModel):
     parent_version: int
     """Registry version whose weights the cycle starts from: the champion when it was planned."""
     base_model: str
-    """What the KL pulls towards."""
+    """The model that the KL penalty is measured against."""
     table_versions: dict[str, int]
-    """Versions of the tables at which the rows were found and are read again."""
+    """Versions of the tables at which the rows were chosen and are read."""
     rows: tuple[WindowRow, ...]
     excluded: dict[str, int]
     """Completions that are not in the window, counted by reason."""

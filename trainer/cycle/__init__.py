@@ -1,4 +1,4 @@
 """One cycle, which can be resumed at every point: window, update, candidate.
 
-Imports every room but `schedule`.
+Imports every room but `schedule`, and `onlinerl.registry`.
 """

@@ -1,4 +1,4 @@
-"""What a reviewer looks at: four figures of a cycle, drawn without a display."""
+"""Four figures of a cycle for its reviewer, drawn without a display."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,7 +39,7 @@ def draw_all(folder: Path, *, plan: Plan, history: History, title: str) -> None:
 
 
 def draw_rewards(plan: Plan) -> Figure:
-    """How many rows got which reward, and the mean over time."""
+    """The distribution of rewards, and their mean over time."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     rewards = np.array([row.reward for row in plan.rows])
@@ -60,7 +60,7 @@ def draw_rewards(plan: Plan) -> Figure:
 
 
 def draw_lengths(plan: Plan) -> Figure:
-    """Length of completions, apart by whether their reward is above the mean."""
+    """Lengths of completions, separately for rewards above the mean and the others."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
     lengths = np.array([row.num_sampled for row in plan.rows])
@@ -90,7 +90,7 @@ def draw_ratios(history: History) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots()
     samples = {"first step": history.first_log_ratio, "last step": history.last_log_ratio}
-    # 99.9 % of both, so that one far token does not flatten the rest.
+    # 99.9 % of both, so that one outlier does not flatten the rest.
     reach = max(1e-3, *(float(np.quantile(np.abs(s), 0.999)) for s in samples.values()))
     bins = np.linspace(-reach, reach, 81).tolist()
     for (name, sample), color in zip(samples.items(), (NEUTRAL, ACCENT), strict=True):
@@ -106,7 +106,7 @@ def draw_ratios(history: History) -> Figure:
 
 
 def draw_curves(history: History, *, plan: Plan) -> Figure:
-    """The watched metrics over optimizer steps, with the bounds that stop a cycle."""
+    """Metrics over optimizer steps, with the bounds that stop a cycle."""
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     bounds = {"ratio/k3": plan.trainer.stop_k3, "ratio/ess": plan.trainer.stop_ess}
     for axes, (name, heading, unit) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
@@ -135,7 +135,7 @@ def _curve(axes: Axes, steps: Sequence[Mapping[str, float]], *, name: str) -> No
 
 
 def _bound(axes: Axes, bound: float) -> None:
-    """A line where the cycle stops; a bound far away is named and not drawn, to keep the scale."""
+    """A line where the cycle stops; a far bound is only named, so that the scale stays useful."""
     low, high = axes.get_ylim()
     label = f"stops at {bound:g}"
     if low - (high - low) * 4 <= bound <= high + (high - low) * 4:

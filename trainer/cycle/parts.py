@@ -1,4 +1,4 @@
-"""What a cycle works with: every outside thing as an argument."""
+"""The parts of a cycle, which tests replace: store, registry, tracker, backend, clock."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ FAULTS = (
 
 
 class OpenBackend(Protocol):
-    """Loads the parent's weights."""
+    """Loads the weights of the parent version."""
 
     def __call__(self, parent: Path, *, plan: Plan) -> TrainingBackend:
         """A backend for the plan."""
@@ -38,7 +38,7 @@ class OpenBackend(Protocol):
 
 
 class DrawFigures(Protocol):
-    """Draws what a reviewer looks at into a folder."""
+    """Draws the figures of a cycle."""
 
     def __call__(self, folder: Path, *, plan: Plan, history: History, title: str) -> None:
         """Create the folder and write the figures."""
@@ -46,13 +46,13 @@ class DrawFigures(Protocol):
 
 
 def no_progress(num_steps: int) -> OnStep:
-    """For a cycle that nobody watches."""
+    """Progress that is not shown."""
     return lambda number, metrics: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a cycle works with."""
+    """The parts of a cycle."""
 
     policy: str
     base_model: str
@@ -67,6 +67,6 @@ class Parts:
     open_backend: OpenBackend
     draw_figures: DrawFigures
     progress: Callable[[int], OnStep] = no_progress
-    """Given the number of planned steps, is told of each one."""
+    """Takes the number of planned steps; the result is called after each step."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     fault: Callable[[str], None] = lambda point: None

@@ -9,7 +9,7 @@ from onlinerl.trainer.training.loop import OnStep
 
 
 def terminal_progress(num_steps: int) -> OnStep:
-    """A bar on stderr; nothing when stderr is not a terminal."""
+    """Show a bar on stderr, unless stderr is not a terminal."""
     if not sys.stderr.isatty():
         return lambda number, metrics: None
     bar = Progress(

@@ -1,4 +1,4 @@
-"""From an outcome on disk to a candidate in the registry."""
+"""Registers the outcome of a trained cycle as a candidate."""
 
 from onlinerl.trainer.bookkeeping.ledger import Cycle
 from onlinerl.trainer.cycle.outcome import UPLOADED, Outcome, outcome_folder

@@ -1,4 +1,4 @@
-"""What a cycle leaves for people: numbers of its window, lineage, and the text of its version."""
+"""Reports of a cycle: metrics of its window, lineage, tags and description of its version."""
 
 import json
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from onlinerl.registry.version import CYCLE, PARENT, REVIEW
 from onlinerl.trainer.bookkeeping.plan import Plan
 from onlinerl.trainer.rollouts.advantages import Advantages
 from onlinerl.trainer.rollouts.rows import served_range
@@ -23,7 +24,7 @@ SHOWN = (
 
 
 def window_metrics(plan: Plan) -> dict[str, float]:
-    """Numbers of the window that do not change over steps."""
+    """Metrics of the window, which do not change over steps."""
     rewards = np.array([row.reward for row in plan.rows])
     lengths = np.array([row.num_sampled for row in plan.rows])
     counts = {f"window/excluded_{name}": float(count) for name, count in plan.excluded.items()}
@@ -42,7 +43,7 @@ def window_metrics(plan: Plan) -> dict[str, float]:
 
 
 def write_lineage(folder: Path, *, plan: Plan, advantages: Advantages) -> None:
-    """`interactions.parquet`: every row that was learned from, and with which advantage."""
+    """Write `interactions.parquet`: every row of the window with its advantage and weight."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = [
         row.model_dump()
@@ -53,7 +54,7 @@ def write_lineage(folder: Path, *, plan: Plan, advantages: Advantages) -> None:
 
 
 def write_config(folder: Path, *, plan: Plan) -> None:
-    """`config.json`: what was decided before the cycle began, without its rows."""
+    """Write `config.json`: the plan without its rows."""
     folder.mkdir(parents=True, exist_ok=True)
     content = plan.model_dump(mode="json", exclude={"rows"})
     (folder / "config.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -63,16 +64,23 @@ def version_tags(plan: Plan, *, cycle_id: str) -> dict[str, str]:
     """Tags of the registered version."""
     first, last = served_range(list(plan.rows))
     return {
-        "cycle": cycle_id,
-        "parent_version": str(plan.parent_version),
+        CYCLE: cycle_id,
+        PARENT: str(plan.parent_version),
         "window_start": first.isoformat(timespec="seconds"),
         "window_end": last.isoformat(timespec="seconds"),
-        "review": "pending",
+        REVIEW: "pending",
     }
 
 
 def describe(plan: Plan, *, cycle_id: str, steps: Sequence[dict[str, float]], end: str) -> str:
-    """The version's description until the gates add theirs: Markdown."""
+    """The description of the version, Markdown; the gates add to it.
+
+    Args:
+        plan: The plan of the cycle.
+        cycle_id: Name of the cycle.
+        steps: Metrics of every measured step.
+        end: How the cycle ended, in words.
+    """
     window = window_metrics(plan)
     taken = sum("grad_norm" in step for step in steps)
     lines = [
@@ -90,5 +98,5 @@ def describe(plan: Plan, *, cycle_id: str, steps: Sequence[dict[str, float]], en
 
 
 def how_it_ended(history: History) -> str:
-    """In words, for descriptions and figures."""
+    """How the cycle ended, in words."""
     return "ran to its end" if history.stopped is None else f"stopped because {history.stopped}"

@@ -36,7 +36,7 @@ def run_cycle(parts: Parts, *, lease: Lease) -> Cycle:
         TrainingError: when no update can be computed; the cycle is marked as failed.
     """
     parts.registry.check()
-    cycle = resumable(parts, lease=lease) or parts.ledger.add(plan_cycle(parts), lease=lease)
+    cycle = find_unfinished(parts, lease=lease) or parts.ledger.add(plan_cycle(parts), lease=lease)
     logger.info("cycle", extra={"cycle": cycle.cycle_id, "status": cycle.status})
     parts.fault("planned")
     try:
@@ -46,7 +46,7 @@ def run_cycle(parts: Parts, *, lease: Lease) -> Cycle:
             train_cycle(parts, cycle)
             parts.ledger.mark_trained(cycle, lease=lease)
             parts.fault("trained")
-            if (reason := _outdated(parts, cycle)) is not None:
+            if (reason := _reason_outdated(parts, cycle)) is not None:
                 raise TrainingError(reason)
     except TrainingError as error:
         parts.ledger.mark_failed(cycle, reason=str(error), lease=lease)
@@ -61,12 +61,12 @@ def run_cycle(parts: Parts, *, lease: Lease) -> Cycle:
     return parts.ledger.cycle(cycle.number)
 
 
-def resumable(parts: Parts, *, lease: Lease) -> Cycle | None:
-    """The unfinished cycle, unless it has become pointless; then it is marked as failed."""
+def find_unfinished(parts: Parts, *, lease: Lease) -> Cycle | None:
+    """The unfinished cycle; one that cannot be finished is marked as failed, and None returned."""
     cycle = parts.ledger.unfinished(parts.policy)
     if cycle is None:
         return None
-    reason = _pointless(parts, cycle)
+    reason = _reason_to_give_up(parts, cycle)
     if reason is None:
         return cycle
     logger.warning("gave up a cycle", extra={"cycle": cycle.cycle_id, "reason": reason})
@@ -76,35 +76,40 @@ def resumable(parts: Parts, *, lease: Lease) -> Cycle | None:
 
 
 def _hold(parts: Parts, cycle: Cycle) -> None:
-    """From here on the rows of the window stay readable, whatever upkeep the tables get.
+    """Keep the rows of the window readable while the tables are compacted and cleaned.
 
     Raises:
         TrainingError: rows of the window were erased since it was planned.
     """
-    lost = parts.source.hold(cycle.cycle_id, at=cycle.plan.table_versions)
-    if lost is not None:
-        raise TrainingError(f"the window cannot be read any more: {lost}")
+    reason = parts.source.hold(cycle.cycle_id, at=cycle.plan.table_versions)
+    if reason is not None:
+        raise TrainingError(f"the window cannot be read any more: {reason}")
 
 
-def _pointless(parts: Parts, cycle: Cycle) -> str | None:
+def _reason_to_give_up(parts: Parts, cycle: Cycle) -> str | None:
     if parts.registry.version_of(cycle.cycle_id) is not None:
         return None
     if cycle.status == "planned" and cycle.attempts >= parts.config.max_attempts:
         return f"given up after {cycle.attempts} attempts"
-    return _outdated(parts, cycle)
+    return _reason_outdated(parts, cycle)
 
 
-def _outdated(parts: Parts, cycle: Cycle) -> str | None:
-    """Whether another version became champion since the plan: by promotion or rollback."""
+def _reason_outdated(parts: Parts, cycle: Cycle) -> str | None:
+    """The reason when another version has become champion since, by promotion or rollback."""
     champion = parts.registry.champion()
     if champion != cycle.plan.parent_version:
-        # Its rows were chosen to be recent for another parent, so the bound on age is void.
+        # The rows were chosen as recent for another parent, so their bound on age does not hold.
         return f"the champion is {champion} now, planned for {cycle.plan.parent_version}"
     return None
 
 
 def plan_cycle(parts: Parts) -> Plan:
-    """Choose the window at the newest version of the tables."""
+    """Choose the window at the newest version of the tables.
+
+    Raises:
+        TooFewRows: there is not enough to learn from.
+        ServiceUnavailable: the registry or the tables do not answer.
+    """
     config, champion, now = parts.config, parts.registry.champion(), parts.now()
     at = parts.source.versions()
     served = parts.source.served_versions(parts.policy, at=at)

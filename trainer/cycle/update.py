@@ -1,6 +1,11 @@
-"""From a plan to an outcome on disk: the update, its MLflow run, its figures and its lineage."""
+"""Trains a planned cycle: the update, its MLflow run, its figures and its lineage."""
+
+from pathlib import Path
 
 from onlinerl.errors import TrainingError
+from onlinerl.process.files import replaced_folder
+from onlinerl.registry.checkpoint import write_manifest
+from onlinerl.registry.checkpoint_cache import CheckpointCache
 from onlinerl.trainer.backend.batches import split_into_steps
 from onlinerl.trainer.backend.protocol import TrainingBackend
 from onlinerl.trainer.bookkeeping.ledger import Cycle
@@ -13,15 +18,22 @@ from onlinerl.trainer.cycle.report import (
     write_config,
     write_lineage,
 )
-from onlinerl.trainer.registry.checkpoint import replaced_folder, write_manifest
-from onlinerl.trainer.registry.parent_weights import fetch_version
 from onlinerl.trainer.rollouts.advantages import Advantages, compute_advantages
 from onlinerl.trainer.rollouts.segments import build_data
 from onlinerl.trainer.training.loop import History, OnStep, check_there_is_a_signal, train
 
+KEPT_PARENTS = 2
+"""Downloaded versions that stay on disk: the parent and the one before it, for a rollback."""
+
 
 def train_cycle(parts: Parts, cycle: Cycle) -> None:
-    """From the plan to an outcome folder: the update, its run and its figures."""
+    """Train the cycle and write its outcome folder.
+
+    Raises:
+        TrainingError: no update can be computed from the window.
+        WeightsError: the registry's copy of the parent is damaged or missing.
+        ServiceUnavailable: the registry or the tables do not answer.
+    """
     plan = cycle.plan
     advantages = compute_advantages(
         plan.rows, baselines=plan.baselines, decay=plan.trainer.baseline_decay
@@ -34,9 +46,7 @@ def train_cycle(parts: Parts, cycle: Cycle) -> None:
         seed=plan.seed,
     )
     check_there_is_a_signal(steps)
-    parent = fetch_version(
-        parts.registry, version=plan.parent_version, cache=parts.folder / "models"
-    )
+    parent = _fetch_parent(parts, version=plan.parent_version)
     parts.fault("parent_fetched")
     backend = parts.open_backend(parent, plan=plan)
     parts.tracker.supersede(cycle.cycle_id)
@@ -57,8 +67,15 @@ def train_cycle(parts: Parts, cycle: Cycle) -> None:
     parts.fault("outcome_written")
 
 
+def _fetch_parent(parts: Parts, *, version: int) -> Path:
+    cache = CheckpointCache(parts.folder / "models", parts.registry)
+    parent = cache.get(version, verify_again=True)
+    cache.keep_newest(KEPT_PARENTS, besides=parent)
+    return parent
+
+
 def start_run(parts: Parts, cycle: Cycle) -> str:
-    """An MLflow run that can be found by its cycle and compared by its configuration."""
+    """Open the MLflow run of a cycle, with its id as a tag and its configuration as parameters."""
     plan = cycle.plan
     run_id = parts.tracker.start(
         cycle.cycle_id,

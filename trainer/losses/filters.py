@@ -1,7 +1,7 @@
-"""Whole rows that are left out of the policy loss because the policy moved too far from them.
+"""Filters that leave whole rows out of the policy loss when the policy moved too far from them.
 
-Shape suffixes as in `losses.py`: N = sampled tokens, R = rows. The denominator of the loss stays
-what it was: a filtered row is a row that says nothing, not one that makes the others louder.
+Shape suffixes as in `policy.py`: N = sampled tokens, R = rows. Filtered rows still count in the
+denominator of the loss, so the other rows keep their weight.
 """
 
 import torch
@@ -32,7 +32,7 @@ def keep_by_veto(log_ratio_N: Tensor, rows_N: Tensor, *, veto_ratio: float) -> T
     return row_means(vetoed_N, rows_N) == 0
 
 
-def kept_rows(spec: LossSpec, *, log_ratio_N: Tensor, rows_N: Tensor) -> Tensor:
+def rows_to_keep(spec: LossSpec, *, log_ratio_N: Tensor, rows_N: Tensor) -> Tensor:
     """keep_R: rows that pass every filter of `spec`."""
     log_ratio_N = log_ratio_N.detach()
     keep_R = torch.ones_like(row_means(log_ratio_N, rows_N), dtype=torch.bool)

@@ -1,9 +1,9 @@
 """Policy-gradient losses on logged tokens, corrected for the age of the policy that served them.
 
-Shape suffixes: N = sampled tokens of a batch, laid end to end (no prompt, no padding: what was not
-sampled cannot enter a ratio), R = rows, i.e. completions. `rows_N` says which row a token is of.
-Every function returns one loss per token, to be weighted and summed by the caller, and whether the
-token is in use. Pure functions of tensors: no configuration objects, no devices, no logging.
+Shape suffixes: N = sampled tokens of a batch, laid end to end (no prompt, no padding: a token that
+was not sampled has no ratio), R = rows, i.e. completions. `rows_N` is the row of each token.
+Every function returns one loss per token, which the caller weights and sums, and whether the token
+has a gradient. Pure functions of tensors: no configuration objects, no devices, no logging.
 
 pi is the policy in training (its logprobs carry the gradient), mu the one that served,
 r = exp(log pi - log mu), A the advantage, sg the stop-gradient.
@@ -21,7 +21,7 @@ DPPO_MAX_GAP = 0.2  # prime-rl's default for both signs
 DPPO_PULL = 1e-3
 
 Terms = tuple[Tensor, Tensor]
-"""loss_N and used_N (bool)."""
+"""loss_N, and used_N (bool): whether the token has a gradient."""
 
 
 def log_ratio(logprobs_N: Tensor, behavior_N: Tensor) -> Tensor:
@@ -78,9 +78,9 @@ def gspo(
 def dppo(
     logprobs_N: Tensor, behavior_N: Tensor, log_ratio_N: Tensor, advantages_N: Tensor
 ) -> Terms:
-    """Drop a token that already moved its own way by 0.2 of probability (arXiv 2602.04879).
+    """Drop tokens whose probability moved 0.2 in their advantage's direction (arXiv 2602.04879).
 
-    Kept tokens weigh sg(r) A; all are pulled back by 1e-3 (log r)^2, as in prime-rl.
+    The other tokens weigh sg(r) A; 1e-3 (log r)^2 is added for every token, as in prime-rl.
     """
     gap_N = logprobs_N.detach().exp() - behavior_N.exp()
     gone_N = ((advantages_N > 0) & (gap_N > DPPO_MAX_GAP)) | (
@@ -98,7 +98,7 @@ def policy_terms(
     advantages_N: Tensor,
     rows_N: Tensor,
 ) -> Terms:
-    """The loss that `spec` names, before row filters and weights."""
+    """Per-token terms of the loss `spec.name`, before row filters and weights."""
     log_r_N = log_ratio(logprobs_N, behavior_N)
     low, high = spec.ratio_low, spec.ratio_high
     match spec.name:
@@ -119,7 +119,7 @@ def policy_terms(
 
 
 def row_means(values_N: Tensor, rows_N: Tensor) -> Tensor:
-    """Mean of a token value over each row, shape R; every row from 0 to the largest has tokens."""
+    """Mean of a per-token value over each row, shape R. Rows are numbered from 0 without gaps."""
     num_rows = int(rows_N.max()) + 1 if len(rows_N) else 0
     zeros_R = values_N.new_zeros(num_rows)
     sums_R = zeros_R.index_add(0, rows_N, values_N)

@@ -1,4 +1,4 @@
-"""Which loss with which bounds: plain values that cross the border to a training backend."""
+"""The loss of a cycle and its bounds, as plain values that a backend elsewhere can be sent."""
 
 from dataclasses import dataclass
 from typing import Self

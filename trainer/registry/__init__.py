@@ -1,4 +1,4 @@
-"""The model registry as a cycle sees it, and folders of checkpoints.
+"""The model registry as a cycle sees it.
 
-Imports no other room.
+Imports only `onlinerl.registry`.
 """

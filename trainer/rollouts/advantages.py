@@ -1,13 +1,13 @@
-"""Reward to advantage, when almost every prompt was served once.
+"""From rewards to advantages, when almost every prompt was served only once.
 
-Where a group exists (several completions of one interaction, or one task tag over several
-sessions of a tenant) the baseline of a row is the mean of the others (leave-one-out, Kool et al.
-2019). Else it is an exponential mean of the tenant's rewards, per session and before the row's own
-session enters it; for a tenant without a history it is the mean of its other sessions. So a row
-never subtracts itself, and one sample per prompt has an advantage.
+The baseline of a row that has a group (several completions of one interaction, or one task tag over
+several sessions of a tenant) is the mean of the group's other rows (leave-one-out, Kool et al.
+2019). The baseline of any other row is an exponential mean of the tenant's rewards over sessions,
+before the row's own session; for a tenant without a history it is the mean of its other sessions.
+So a row is never its own baseline, and a prompt that was served once has an advantage too.
 
-A row weighs 1 over the number of rows of its session, and every token of the row carries that
-weight: sessions weigh the same per token, so one with longer completions counts for more.
+A row's weight is 1 over the number of rows of its session, for each of its tokens: all sessions
+have the same weight per token, so a session with longer completions counts for more.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import TypeVar
 from onlinerl.trainer.rollouts.rows import RowKey, WindowRow
 
 SMALLEST_SPREAD = 1e-6
-"""Rewards or advantages that differ by less than this are the same: scaling them would be noise."""
+"""Rewards or advantages that differ by less than this count as equal: scaling them adds noise."""
 
 SessionKey = tuple[str, str]
 """tenant and session_id."""
@@ -27,7 +27,7 @@ SessionKey = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Advantages:
-    """What every row of a window is worth, and the baselines that the next cycle starts from."""
+    """The advantage and weight of every row of a window, and the baselines of the next cycle."""
 
     values: dict[RowKey, float]
     """Advantage, whitened when the rewards of the window differ."""
@@ -40,48 +40,54 @@ class Advantages:
 def compute_advantages(
     rows: Sequence[WindowRow], *, baselines: Mapping[str, float], decay: float
 ) -> Advantages:
-    """Advantages of a window; `baselines` are those of the cycle before.
+    """Advantages of the rows of a window.
 
     When all rewards are equal, advantages are not whitened: they differ only because the baseline
-    moves along the window, and a shift to mean 0 would blame half of the rows for that.
+    moves along the window, and a shift to mean 0 would make half of them negative for that.
+
+    Args:
+        rows: The window; not empty.
+        baselines: Exponential mean reward by tenant, after the cycle before.
+        decay: Of the exponential mean, per session; from 0 to 1.
     """
     weights = session_weights(rows)
-    tracked, after = tracked_baselines(rows, baselines=baselines, decay=decay)
+    tracked, after = track_baselines(rows, baselines=baselines, decay=decay)
     grouped = group_baselines(rows)
     raw = {row.key: row.reward - grouped.get(row.key, tracked[row.session]) for row in rows}
     rewards = [row.reward for row in rows]
-    differ = max(rewards) - min(rewards) >= SMALLEST_SPREAD
-    values = whiten(raw, weights=weights) if differ else raw
+    do_differ = max(rewards) - min(rewards) >= SMALLEST_SPREAD
+    values = whiten(raw, weights=weights) if do_differ else raw
     return Advantages(values=values, weights=weights, baselines=after)
 
 
 def session_weights(rows: Sequence[WindowRow]) -> dict[RowKey, float]:
-    """Weights of rows with which every session sums to 1, or less where a user is capped."""
+    """Weights that sum to 1 over each session, or to less where a user's influence is capped."""
     sizes = Counter(row.session for row in rows)
     return {row.key: row.weight / sizes[row.session] for row in rows}
 
 
 def group_baselines(rows: Sequence[WindowRow]) -> dict[RowKey, float]:
-    """Leave-one-out means of the rows that have a group; the others are absent.
+    """Leave-one-out means of the rows that have a group; rows without one are absent.
 
-    Completions of one interaction come before the task tag. In a task group a row is compared
-    with the other sessions only, one mean per session: its own later turns are no fair baseline.
+    A group of completions of one interaction replaces that of the task tag. In a task group a row
+    is compared with the other sessions only, one mean per session: its own later turns are no fair
+    baseline.
     """
-    found: dict[RowKey, float] = {}
+    baselines: dict[RowKey, float] = {}
     for group in _split(rows, by=_task_of_tenant).values():
-        found |= _leave_one_out(group, unit=lambda row: row.session)
+        baselines |= _leave_one_out(group, unit=lambda row: row.session)
     for group in _split(rows, by=lambda row: row.interaction_id).values():
-        found |= _leave_one_out(group, unit=lambda row: row.choice_index)
-    return found
+        baselines |= _leave_one_out(group, unit=lambda row: row.choice_index)
+    return baselines
 
 
-def tracked_baselines(
+def track_baselines(
     rows: Sequence[WindowRow], *, baselines: Mapping[str, float], decay: float
 ) -> tuple[dict[SessionKey, float], dict[str, float]]:
-    """The tenant's exponential mean before each session, and after the last one.
+    """The exponential mean of its tenant before each session, and by tenant after the last one.
 
-    A tenant without a history has for each session the mean over its others in the window, or 0
-    when there is none; its exponential mean starts at the mean over all.
+    A session of a tenant without a history gets the mean over the tenant's other sessions in the
+    window, or 0 when there are none; the tenant's exponential mean starts at the mean over all.
     """
     before: dict[SessionKey, float] = {}
     after = dict(baselines)
@@ -100,9 +106,9 @@ def tracked_baselines(
 def whiten(
     values: Mapping[RowKey, float], *, weights: Mapping[RowKey, float]
 ) -> dict[RowKey, float]:
-    """Shift to weighted mean 0 and scale to weighted deviation 1.
+    """Shift values to weighted mean 0 and scale them to weighted standard deviation 1.
 
-    Values without a spread stay as they are.
+    Values that are all equal are returned unchanged.
     """
     total = sum(weights[key] for key in values)
     mean = sum(weights[key] * value for key, value in values.items()) / total

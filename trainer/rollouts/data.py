@@ -1,7 +1,7 @@
-"""What a training backend is given: token sequences with the inputs of the loss beside them.
+"""The data of a training backend: token sequences with the inputs of the loss per position.
 
 Shapes: T = positions of one sequence. `model_input[t]` predicts `target_tokens[t]`, so everything
-is already shifted by one. Torch-free: the cycle that builds these need not load a model.
+is already shifted by one. Torch-free: the cycle builds these without loading a model.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ NO_ROW = -1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LossInputs:
-    """Per-position inputs of the loss, all of length T. Values off the mask are never read."""
+    """Per-position inputs of the loss, all of length T; only values on the mask are read."""
 
     target_tokens: NDArray[np.int64]
     mask: NDArray[np.bool_]
@@ -30,7 +30,7 @@ class LossInputs:
     temperatures: NDArray[np.float32]
     """Logits are divided by this before the softmax, as they were when the target was sampled."""
     rows: NDArray[np.int32]
-    """Which completion of the sequence a position belongs to, from 0; NO_ROW off the mask."""
+    """Number, from 0, of the completion that a position belongs to; NO_ROW outside completions."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

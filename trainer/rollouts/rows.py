@@ -1,4 +1,4 @@
-"""What the controller of a cycle knows of a row: one labelled completion, without its tokens."""
+"""A row of a window: one labelled completion, without its tokens."""
 
 from datetime import datetime
 
@@ -9,7 +9,7 @@ RowKey = tuple[str, int]
 
 
 class WindowRow(BaseModel):
-    """One labelled completion of a window. Kept in the plan, so that a repeat learns the same."""
+    """One labelled completion of a window; the plan keeps it, so that a repeat learns the same."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -18,10 +18,10 @@ class WindowRow(BaseModel):
     session_id: str
     tenant: str
     task: str | None = None
-    """Value of the task tag: rows with the same one form a group."""
+    """Value of the task tag; rows of a tenant with the same value form a group."""
     reward: float
     weight: float = Field(default=1.0, ge=0, le=1)
-    """What the reward specification leaves of the row's influence; 1 without a cap on users."""
+    """Share of the row's influence after the reward specification's cap on users; 1 without one."""
     version: int
     """Policy version of the last sampled token."""
     temperature: float
@@ -36,11 +36,11 @@ class WindowRow(BaseModel):
 
     @property
     def session(self) -> tuple[str, str]:
-        """Identity of the session: callers choose session ids, so two tenants may choose one."""
+        """Identity of the session: callers choose session ids, so two tenants may use the same."""
         return (self.tenant, self.session_id)
 
 
 def served_range(rows: list[WindowRow]) -> tuple[datetime, datetime]:
-    """When the first and the last row of a window that is not empty were served."""
+    """When the first and the last row of a window were served; `rows` is not empty."""
     times = [row.served_at for row in rows]
     return min(times), max(times)

@@ -1,11 +1,12 @@
-"""Where a cycle reads rollouts: the views of the rollout store, at pinned table versions."""
+"""The rollouts of a cycle, read from the rollout store at pinned table versions."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol, get_args
 
 import pyarrow as pa
+from typing_extensions import override
 
 from onlinerl.errors import OnlineRLError
 from onlinerl.rollout_store.config import RewardsConfig, StoreConfig
@@ -17,16 +18,23 @@ from onlinerl.rollout_store.trainability import request_fault_sql
 from onlinerl.rollout_store.views.connection import connect
 from onlinerl.rollout_store.views.scope import Scope
 from onlinerl.trainer.rollouts.rows import RowKey, WindowRow
-from onlinerl.trainer.rollouts.segments import Segment
+from onlinerl.trainer.rollouts.segment_reader import Layout, Piece, read_segments
+from onlinerl.trainer.rollouts.segments import Segment, Span
 from onlinerl.trainer.rollouts.window import Candidate, Exclusion, WindowQuery
 
 logger = logging.getLogger(__name__)
 
 TableVersions = Mapping[str, int]
+"""Version of each table, by its name."""
+
+_BATCH_ROWS = 1_000
 
 
 class RolloutSource(Protocol):
-    """Reads of one cycle; all but the first name the table versions they are made at."""
+    """Reads and holds the rollouts of a cycle.
+
+    Every method may raise ServiceUnavailable. `at` is the table versions to read.
+    """
 
     def versions(self) -> dict[str, int]:
         """The newest version of every table."""
@@ -39,24 +47,43 @@ class RolloutSource(Protocol):
     def candidates(
         self, query: WindowQuery, *, trained: Collection[RowKey], at: TableVersions
     ) -> list[Candidate]:
-        """Every completion of the policy since `query.served_after`."""
+        """Every completion of the policy since `query.served_after`, with the reason against it.
+
+        Args:
+            query: What a completion must fulfil.
+            trained: Completions that earlier cycles have learned from.
+            at: Table versions to read.
+        """
         ...
 
-    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> list[Segment]:
-        """The segments that hold these completions."""
+    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> Iterator[Segment]:
+        """The segments that hold these completions, in no particular order."""
         ...
 
     def hold(self, cycle_id: str, *, at: TableVersions) -> str | None:
-        """Keep these versions readable while the cycle runs; returns why they cannot be, if so."""
+        """Keep table versions readable while a cycle runs.
+
+        Returns:
+            Why they cannot be read any more; None when they are held.
+        """
         ...
 
     def release(self, cycle_id: str) -> None:
-        """The cycle reads no more."""
+        """End the hold of a cycle. Never raises: a hold ends by itself too."""
         ...
 
 
-class DeltaSource:
-    """The RolloutSource over the Delta tables."""
+class DeltaSource(RolloutSource):
+    """The RolloutSource over the Delta tables.
+
+    Args:
+        store: Where the tables lie.
+        rewards: How feedback becomes a reward.
+        hold_s: Seconds that the versions of a cycle stay readable when nobody releases them.
+        pinned: Table versions that windows are chosen from; the newest when absent.
+        now: The clock.
+        limits: Memory and threads of a query.
+    """
 
     def __init__(
         self,
@@ -75,19 +102,19 @@ class DeltaSource:
         self._pinned = pinned
         self._now = now
 
+    @override
     def versions(self) -> dict[str, int]:
-        """As the store says, or those that windows are to be chosen from."""
         return self._store.versions() if self._pinned is None else dict(self._pinned)
 
+    @override
     def served_versions(self, policy: str, *, at: TableVersions) -> list[int]:
-        """From the table `promotions`."""
-        rows = self._query(_SERVED, {"policy": policy}, at=at, scope=None)
-        return [int(row["version"]) for row in rows]
+        batches = self._batches(_SERVED, {"policy": policy}, at=at, scope=None)
+        return [version for batch in batches for version in batch["version"].to_pylist()]
 
+    @override
     def candidates(
         self, query: WindowQuery, *, trained: Collection[RowKey], at: TableVersions
     ) -> list[Candidate]:
-        """One query that names the first reason against each completion."""
         held_out = is_heldout_sql("i.session_id", fraction=query.heldout_fraction)
         parameters = {
             "policy": query.policy,
@@ -100,30 +127,34 @@ class DeltaSource:
         }
         sql = _CANDIDATES.format(held_out=held_out, request_fault=request_fault_sql("i"))
         scope = Scope(since=query.served_after, policy=query.policy)
-        rows = self._query(sql, parameters, at=at, scope=scope, keys=trained)
-        return [_candidate(row) for row in rows]
+        batches = self._batches(sql, parameters, at=at, scope=scope, keys=trained)
+        return [_candidate(row) for batch in batches for row in batch.to_pylist()]
 
-    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> list[Segment]:
-        """From the view `segments`."""
+    @override
+    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> Iterator[Segment]:
         scope = Scope(interaction_ids={interaction_id for interaction_id, _ in keys})
-        rows = self._query(_SEGMENTS, {}, at=at, scope=scope, keys=keys)
-        return [Segment.model_validate(row) for row in rows]
+        batches = self._batches(_LAYOUTS, {}, at=at, scope=scope, keys=keys)
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        if not rows:
+            return iter(())
+        layouts = [_layout(row) for row in rows]
+        return read_segments(self._store, layouts, since=rows[0]["since"], at=at)
 
+    @override
     def hold(self, cycle_id: str, *, at: TableVersions) -> str | None:
-        """By a snapshot of the cycle's own, which lapses when nobody repeats it."""
         held = snapshots.hold(
             self._store, _hold_name(cycle_id), versions=at, at=self._now(), for_s=self._hold_s
         )
         return held.reason if held.action == "mark" else None
 
+    @override
     def release(self, cycle_id: str) -> None:
-        """Give the snapshot up; if that fails it lapses by itself."""
         try:
             snapshots.release(self._store, _hold_name(cycle_id), at=self._now())
-        except OnlineRLError as error:
-            logger.warning("could not release what the cycle held: %s", error)
+        except OnlineRLError as error:  # the snapshot lapses by itself
+            logger.warning("could not release the table versions of the cycle: %s", error)
 
-    def _query(
+    def _batches(
         self,
         sql: str,
         parameters: dict[str, object],
@@ -131,15 +162,14 @@ class DeltaSource:
         at: TableVersions,
         scope: Scope | None,
         keys: Collection[RowKey] = (),
-    ) -> list[dict[str, Any]]:
+    ) -> Iterator[pa.RecordBatch]:
+        """The answer to a query, a batch at a time, so that only one batch is in memory."""
         connection = connect(
             self._store, rewards=self._rewards, versions=at, scope=scope, limits=self._limits
         )
         try:
             connection.register("given_rows", _key_table(keys))
-            result: pa.Table = connection.sql(sql, params=parameters).to_arrow_table()
-            rows: list[dict[str, Any]] = result.to_pylist()
-            return rows
+            yield from connection.sql(sql, params=parameters).to_arrow_reader(_BATCH_ROWS)
         finally:
             connection.close()
 
@@ -184,16 +214,26 @@ held-out sessions, rows learned before, labels, recent versions, length, history
 when scrubbing masked every token of a trainable row.
 """
 
-_SEGMENTS = """
-WITH found AS MATERIALIZED (FROM segments)
-SELECT s.segment_id, s.token_ids, s.logprobs, s.loss_mask, s.spans
-FROM found AS s
-WHERE s.segment_id IN (
+_LAYOUTS = """
+WITH found AS MATERIALIZED (SELECT segment_id, tenant, spans FROM segments)
+SELECT f.segment_id, f.tenant, f.spans, p.pieces, first.at AS since
+FROM found AS f
+CROSS JOIN (
+  SELECT min(least(served_at, ingest_date::TIMESTAMPTZ)) AS at FROM interactions
+  WHERE interaction_id IN (SELECT interaction_id FROM lengths)
+) AS first
+JOIN prompt_pieces AS p ON p.tenant = f.tenant
+  AND p.interaction_id = f.spans[-1].interaction_id
+WHERE f.segment_id IN (
   SELECT spans_of.segment_id
   FROM (SELECT segment_id, unnest(spans) AS span FROM found) AS spans_of
   JOIN given_rows g ON g.interaction_id = spans_of.span.interaction_id
     AND g.choice_index = spans_of.span.choice_index
 )
+"""
+"""Ids and lengths only: the query engine computes no column of `segments` that is not selected.
+
+`since` is also the day of the first file, for clocks by which a row was served after its ingestion.
 """
 
 
@@ -207,6 +247,25 @@ def _candidate(row: Mapping[str, Any]) -> Candidate:
         assert exclusion in get_args(Exclusion)
         return Candidate(row=None, exclusion=exclusion)
     return Candidate(row=WindowRow.model_validate(row), exclusion=None)
+
+
+def _layout(row: Mapping[str, Any]) -> Layout:
+    """A segment is the prompt of its last completion, and that completion."""
+    spans = [Span(**span) for span in row["spans"]]
+    last = spans[-1]
+    completion = Piece(
+        interaction_id=last.interaction_id,
+        choice_index=last.choice_index,
+        is_prompt=False,
+        start=last.start,
+        length=last.end - last.start,
+    )
+    return Layout(
+        segment_id=row["segment_id"],
+        tenant=row["tenant"],
+        pieces=[*(Piece(**piece) for piece in row["pieces"]), completion],
+        spans=spans,
+    )
 
 
 def _key_table(keys: Collection[RowKey]) -> pa.Table:

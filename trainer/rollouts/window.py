@@ -1,6 +1,6 @@
-"""Which logged completions a cycle learns from, and why the others are left out.
+"""Which logged completions a cycle learns from, and why others are excluded.
 
-Pure functions of candidates; where those come from is in `source.py`.
+Pure functions of candidates, which `source.py` reads.
 """
 
 from collections import Counter
@@ -26,15 +26,15 @@ Exclusion = Literal[
     "broken_history",
     "beyond_max_rows",
 ]
-"""Why a completion is not in the window; when several hold, the first of this order is named.
+"""Why a completion is not in the window; the first of this list that applies.
 
-`broken_history`: the prompt was built from an interaction that is not there or has no consent.
+`broken_history`: the prompt was built from an interaction that is missing or has no consent.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A completion of the policy, and why it may not be learned from."""
+    """A completion of the policy, and the reason against learning from it."""
 
     row: WindowRow | None
     """None for a completion that is excluded."""
@@ -47,7 +47,7 @@ class WindowQuery:
 
     policy: str
     versions: frozenset[int]
-    """Versions that are recent enough; every span of a completion must be of one of them."""
+    """Versions that are recent enough; one of them must have sampled each token of a completion."""
     heldout_fraction: float
     served_after: datetime
     max_row_tokens: int
@@ -56,7 +56,7 @@ class WindowQuery:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The rows of a cycle, oldest first, and the count of what is not in it."""
+    """The rows of a cycle, oldest first, and how many completions each reason excluded."""
 
     rows: tuple[WindowRow, ...]
     excluded: dict[str, int]
@@ -66,9 +66,9 @@ def recent_versions(served: Sequence[int], *, champion: int, max_lag: int) -> fr
     """The champion and the `max_lag` versions that served before it.
 
     Args:
-        served: versions in the order in which they began to serve; one may come back.
-        champion: the version that serves now.
-        max_lag: promotions after which a row is too old.
+        served: Versions in the order in which they began to serve; a version may repeat.
+        champion: The version that serves now.
+        max_lag: Promotions after which a row is too old.
     """
     recent = [champion]
     for version in reversed(served):
@@ -80,10 +80,10 @@ def recent_versions(served: Sequence[int], *, champion: int, max_lag: int) -> fr
 
 
 def choose_window(candidates: Collection[Candidate], *, max_rows: int, min_rows: int) -> Window:
-    """The newest `max_rows` rows: their ratios are still near one.
+    """Take the newest `max_rows` rows, whose importance ratios are nearest to one.
 
     Raises:
-        TooFewRows: when fewer than `min_rows` are left; the message counts why.
+        TooFewRows: fewer than `min_rows` are left; the message counts the excluded ones by reason.
     """
     excluded = Counter(c.exclusion for c in candidates if c.exclusion is not None)
     rows = sorted(

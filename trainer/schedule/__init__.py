@@ -1,4 +1,4 @@
 """`onlinerl schedule`: when a cycle is due, and the child process that runs it.
 
-Imports `cycle` and `bookkeeping`.
+Imports `assembly`, `cycle`, `bookkeeping` and the configuration.
 """

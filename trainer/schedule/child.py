@@ -1,4 +1,4 @@
-"""A training process, started, watched and ended from outside it."""
+"""Starts a training process, watches it and ends it."""
 
 import logging
 import os
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 
 LATE = 124
-"""Exit code of a command that was ended because it took too long, as of timeout(1)."""
+"""Exit code of a command that took too long, as timeout(1) has it."""
 
 
 def job_command(settings_file: Path) -> list[str]:
-    """Run `trainer/job.py` with this interpreter."""
+    """The command line of a training process, with this interpreter."""
     return [sys.executable, "-m", "onlinerl.trainer.job", str(settings_file)]
 
 
@@ -33,35 +33,35 @@ def run_child(
     stop: threading.Event,
     alive: Callable[[], None],
 ) -> int:
-    """Run a command in its own process group until it ends, is too late, or `stop` is set.
+    """Run a command in its own process group until it ends, takes too long, or `stop` is set.
 
-    It dies with the thread that calls this, even when that is killed.
+    No process of the group is left afterwards. The command also dies with the calling thread, even
+    when that is killed.
 
     Args:
-        command: what to run.
-        timeout_s: after this it is ended.
-        grace_s: between SIGTERM and SIGKILL.
-        stop: ends it early.
-        alive: called while waiting.
+        command: The command line.
+        timeout_s: Seconds after which the command is ended.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+        stop: Ends the command early.
+        alive: Called every `POLL_S` while waiting.
 
     Returns:
-        The exit code; negative when a signal ended it, `LATE` when it was too late. Nothing of the
-        group is left.
+        The exit code; negative when a signal ended the command, `LATE` when it took too long.
     """
     process = subprocess.Popen(
         command, start_new_session=True, preexec_fn=on_parent_death(signal.SIGKILL)
     )
-    late = False
+    is_late = False
     deadline = time.monotonic() + timeout_s
     try:
         while process.poll() is None and not stop.wait(POLL_S):
             alive()
-            if late := time.monotonic() > deadline:
+            if is_late := time.monotonic() > deadline:
                 logger.error("a cycle took too long", extra={"timeout_s": timeout_s})
                 break
     finally:
         _end(process, grace_s=grace_s)
-    return LATE if late else process.returncode
+    return LATE if is_late else process.returncode
 
 
 def _end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
@@ -71,7 +71,7 @@ def _end(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
             process.wait(timeout=grace_s)
         except subprocess.TimeoutExpired:
             logger.error("a training process did not end when asked", extra={"pid": process.pid})
-    # The leader may be gone while something that it started is not.
+    # The leader may have ended while a process that it started has not.
     _signal(process, signal.SIGKILL)
     process.wait()
 

@@ -1,7 +1,7 @@
 """When the next cycle should run: a pure function of the ledger and the clock.
 
-Nothing is remembered about missed times, so a schedule that was down runs one cycle when it
-comes back, not one for every interval it slept through.
+Missed times are not counted: a schedule that was down for several intervals runs one cycle when it
+starts again.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from onlinerl.trainer.bookkeeping.ledger import LastCycle
 
 LONGEST_PAUSE_S = 600.0
-"""After a cycle that was given up: the same window would fail again until new rows change it."""
+"""Longest pause after a failed cycle; new rows have to change a window that would fail again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """The parts of `ScheduleConfig` that decide."""
+    """The waits of `ScheduleConfig`, in seconds."""
 
     interval_s: float
     retry_after_s: float
@@ -31,11 +31,11 @@ def seconds_until_due(
     """How long to wait; 0 when a cycle is due.
 
     Args:
-        now: seconds since 1970.
-        intervals: configured waits.
-        last: the latest finished cycle; None before the first.
-        is_unfinished: a cycle was planned and neither registered nor given up.
-        last_attempt_at: when this process last tried and did not get a cycle registered.
+        now: Seconds since 1970.
+        intervals: Configured waits.
+        last: The latest finished cycle; None before the first.
+        is_unfinished: Whether a cycle is planned or trained, and neither registered nor failed.
+        last_attempt_at: When the last training process that registered nothing ended.
     """
     due_at = 0.0
     if last is not None and not is_unfinished:

@@ -1,11 +1,10 @@
-"""`onlinerl schedule`: looks at an interval whether a cycle is due, and runs it in a process.
+"""`onlinerl schedule`: checks at an interval whether a cycle is due, and runs it in a process.
 
 APScheduler is only the clock. What is due comes from the ledger, overlap is prevented by the lease
 and by `max_instances`, and the schedule holds no state that a restart would lose.
 """
 
 import logging
-import os
 import signal
 import threading
 import time
@@ -13,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from onlinerl.errors import OnlineRLError, TooFewRows
-from onlinerl.trainer.assembly import lease_name, open_database, real_parts
+from onlinerl.process.fault_streak import FaultStreak
+from onlinerl.process.files import replace_file
+from onlinerl.trainer.assembly import TrainerSettings, lease_name, open_database, real_parts
 from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle.parts import Parts
@@ -24,24 +24,21 @@ from onlinerl.trainer.cycle.run import plan_cycle
 from onlinerl.trainer.schedule.child import job_command, run_child
 from onlinerl.trainer.schedule.due import Intervals, seconds_until_due
 from onlinerl.trainer.schedule.exit_codes import EXIT_LEASE_HELD, EXIT_NOTHING_TO_DO
-from onlinerl.trainer.schedule.metrics import CYCLE_SECONDS, CYCLES, DUE_IN, TICK
-
-if TYPE_CHECKING:
-    from onlinerl.settings import Settings
+from onlinerl.trainer.schedule.metrics import CYCLE_SECONDS, CYCLES, DUE_IN, TICK, TICK_FAULTS
 
 logger = logging.getLogger(__name__)
 
 LATE_TICKS, LATE_S = 4, 60.0
-"""Ticks, and seconds, that may pass in silence before the schedule says that it is not well."""
+"""The schedule is unready when neither this many ticks nor this many seconds show a sign of it."""
 
 
 @dataclass
-class Pulse:
-    """When the ticking thread last showed itself, and what it waits for."""
+class Activity:
+    """What the ticking thread does."""
 
     seen_at: float
+    """When it last gave a sign of life, seconds since 1970."""
     waiting_for: str = "the first look"
-    trouble: str | None = None
 
 
 class Schedule:
@@ -62,33 +59,49 @@ class Schedule:
         self._run_job = run_job
         self._clock = clock
         self._last_attempt_at: float | None = None
-        self.pulse = Pulse(seen_at=clock())
+        self._faults = FaultStreak()
+        self._next_look_at = 0.0
+        self.activity = Activity(seen_at=clock())
 
     def tick(self) -> None:
-        """Run a cycle if one is due and possible. Never raises: the clock must go on."""
-        self._show()
+        """Run a cycle if one is due and possible. Never raises: the clock must go on.
+
+        While it fails, most ticks do nothing, so that the pause between two attempts doubles.
+        """
+        self._report_alive()
+        if self._clock() < self._next_look_at:
+            return
         TICK.set(self._clock())
         try:
             reason = self._reason_to_wait()
-            self.pulse.trouble = None
+            self._faults.clear()
             if reason is None:
                 self._train()
             else:
-                self.pulse.waiting_for = reason
+                self.activity.waiting_for = reason
         except OnlineRLError as error:
-            if self.pulse.trouble != str(error):  # said once, not at every look
+            if self._count_fault(str(error)):
                 logger.warning("cannot look for a cycle: %s", error)
-            self.pulse.trouble = str(error)
         except Exception:
-            self.pulse.trouble = "an unexpected error, see the log"
+            self._count_fault("an unexpected error, see the log")
             logger.exception("a tick failed")
 
     def ready(self) -> str | None:
         """Why the schedule is not well; None when it is."""
-        silent_s = self._clock() - self.pulse.seen_at
+        silent_s = self._clock() - self.activity.seen_at
         if silent_s > max(LATE_S, LATE_TICKS * self._config.check_every_s):
             return f"the last look was {silent_s:.0f} s ago"
-        return self.pulse.trouble
+        return self._faults.trouble
+
+    def _count_fault(self, reason: str) -> bool:
+        """Count a look that failed; True when the look before it did not fail in the same way."""
+        TICK_FAULTS.inc()
+        is_new = self._faults.add(reason)
+        interval_s = self._config.check_every_s
+        # Half an interval less, so that the tick of that time is not skipped for being early.
+        wait_s = self._faults.wait_s(interval_s) - interval_s / 2
+        self._next_look_at = self._clock() + wait_s
+        return is_new
 
     def _reason_to_wait(self) -> str | None:
         ledger, policy = self._parts.ledger, self._parts.policy
@@ -117,7 +130,7 @@ class Schedule:
         return self._too_few_rows()
 
     def _too_few_rows(self) -> str | None:
-        """Planned here without being recorded: cheaper than a process that finds nothing."""
+        """Plan without recording the plan: cheaper than a process that finds nothing to do."""
         try:
             plan_cycle(self._parts)
         except TooFewRows as error:
@@ -125,21 +138,23 @@ class Schedule:
         return None
 
     def _train(self) -> None:
-        self.pulse.waiting_for = "a training process"
+        self.activity.waiting_for = "a training process"
         started = self._clock()
         before = self._parts.ledger.last_finished(self._parts.policy)
-        code = self._run_job(self._show)
+        code = self._run_job(self._report_alive)
         after = self._parts.ledger.last_finished(self._parts.policy)
-        registered = after is not None and after != before and after.status == "registered"
-        if registered:
+        is_registered = after is not None and after != before and after.status == "registered"
+        if is_registered:
             CYCLE_SECONDS.set(self._clock() - started)
         else:
             self._last_attempt_at = self._clock()
-        CYCLES.labels(outcome="registered" if registered else _outcome(code)).inc()
-        logger.info("training process ended", extra={"exit_code": code, "registered": registered})
+        CYCLES.labels(outcome="registered" if is_registered else _outcome(code)).inc()
+        logger.info(
+            "training process ended", extra={"exit_code": code, "registered": is_registered}
+        )
 
-    def _show(self) -> None:
-        self.pulse.seen_at = self._clock()
+    def _report_alive(self) -> None:
+        self.activity.seen_at = self._clock()
 
 
 def _outcome(code: int) -> str:
@@ -152,22 +167,26 @@ def _outcome(code: int) -> str:
     return "stopped" if code in (0, -signal.SIGTERM) else "failed"
 
 
-def run(settings: "Settings") -> int:
-    """Until SIGTERM or SIGINT; a training process that runs then is ended and repeated later."""
+def run(settings: TrainerSettings, config: ScheduleConfig, *, configuration: str) -> int:
+    """Run until SIGTERM or SIGINT; a training process that runs then is ended and repeated later.
+
+    Args:
+        settings: What training needs.
+        config: When cycles run.
+        configuration: The whole configuration as JSON, for the training processes.
+    """
     from apscheduler.schedulers.blocking import BlockingScheduler
 
     from onlinerl.process.health import HealthServer
 
-    config, stop = settings.schedule, threading.Event()
-    database = open_database(settings)
+    stop = threading.Event()
+    database = open_database(settings.folder)
     parts = real_parts(settings, database)
-    settings_file = settings.folder("trainer") / "schedule-settings.json"
-    write_private(settings_file, settings.model_dump_json(indent=1))
     lease = Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s)
     schedule = Schedule(
         parts,
         config=config,
-        run_job=_job(settings_file, config, stop=stop),
+        run_job=_job(write_configuration(settings.folder, configuration), config, stop=stop),
         lease_held_by=lease.held_by,
     )
     clock = BlockingScheduler(timezone=UTC)
@@ -194,12 +213,11 @@ def run(settings: "Settings") -> int:
     return 0
 
 
-def write_private(file: Path, text: str) -> None:
-    """For its owner alone, whatever was there before: settings may hold keys of a storage."""
-    file.unlink(missing_ok=True)
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-        opened.write(text)
+def write_configuration(folder: Path, configuration: str) -> Path:
+    """The file that training processes read; for its owner alone: it may hold a storage's keys."""
+    file = folder / "schedule-settings.json"
+    replace_file(file, configuration, private=True)
+    return file
 
 
 def _job(

@@ -1,4 +1,4 @@
 """The experiment tracker as a cycle sees it.
 
-Imports no other room.
+Imports only `onlinerl.registry`.
 """

@@ -1,4 +1,4 @@
 """Optimizer steps over a window, and when to stop.
 
-Imports `backend`, `losses` and `rollouts`.
+Imports `backend`, `losses`, `rollouts` and the configuration.
 """

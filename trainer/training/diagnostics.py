@@ -1,4 +1,4 @@
-"""How far the policy in training is from the one that served, in numbers that are watched.
+"""Measures of how far the policy in training is from the policy that served.
 
 Pure functions of log-ratios log r = log pi - log mu of sampled tokens. Torch-free.
 """
@@ -12,7 +12,7 @@ FloatArray = NDArray[np.float64]
 
 
 def ratio_metrics(log_ratio: FloatArray) -> dict[str, float]:
-    """Means over all sampled tokens; none of them is filtered.
+    """Means over all sampled tokens, including those that filters leave out of the loss.
 
     `ratio/k1` = mean(-log r), `ratio/k3` = mean(r - log r - 1), `ratio/chi2` = mean(r^2) - 1,
     `ratio/ess` = (sum r)^2 / (n sum r^2), `ratio/mean_abs` = mean |log r| and its largest and
@@ -36,7 +36,7 @@ def effective_share(weights: FloatArray) -> float:
 
 
 def stop_reason(metrics: Mapping[str, float], *, stop_k3: float, stop_ess: float) -> str | None:
-    """Why no further step should be taken on these rows; None while it may go on."""
+    """Why no further step should be taken; None while the metrics are within their bounds."""
     if metrics["ratio/k3"] > stop_k3:
         return f"k3 {metrics['ratio/k3']:.4f} is above stop_k3 {stop_k3:g}"
     if metrics["ratio/ess"] < stop_ess:

@@ -24,10 +24,10 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 @dataclass(kw_only=True)
 class History:
-    """What happened, step by step."""
+    """Metrics of the steps of a cycle."""
 
     steps: list[dict[str, float]] = field(default_factory=list)
-    """Metrics of every step that was taken, and of the one that was not, if any."""
+    """Metrics of every step that was taken, and of the step that stopped the cycle, if any."""
     stopped: str | None = None
     """Why the cycle ended before its last planned step."""
     num_planned: int = 0
@@ -44,20 +44,20 @@ def train(
     fresh: frozenset[RowKey],
     on_step: OnStep,
 ) -> History:
-    """Take the steps in order, unless the policy has moved too far from the rows.
+    """Take the steps in order, until the policy has moved too far from the rows.
 
-    Each step is measured before it is taken. From the second on it is not taken when its k3 or
-    its effective share of tokens is out of bounds: what the cycle learned so far stands.
+    Each step is measured before it is taken. From the second step on, the cycle stops before a step
+    whose k3 or effective share of tokens is out of bounds; the steps taken so far stay.
 
     Args:
-        backend: holds the weights of the parent version.
-        steps: normalised batches.
-        config: loss, learning rate and bounds.
-        fresh: rows that the parent version itself served.
-        on_step: told of every measured step.
+        backend: Has the weights of the parent version.
+        steps: Normalised batches.
+        config: Loss, learning rate and bounds.
+        fresh: Rows that the parent version itself served.
+        on_step: Called for every measured step.
 
     Raises:
-        TrainingError: when the logged logprobs are not those of the parent version.
+        TrainingError: the logged logprobs are not those of the parent version.
     """
     spec = LossSpec.from_config(config)
     history = History(num_planned=len(steps))
@@ -92,10 +92,10 @@ def _adam(config: TrainerConfig, *, step: int) -> AdamParams:
 
 
 def check_there_is_a_signal(steps: Sequence[Sequence[Datum]]) -> None:
-    """Before anything is loaded for them.
+    """Check that there is something to learn; call it before loading a model.
 
     Raises:
-        TrainingError: when nothing can be learned: no trainable token, or no advantage.
+        TrainingError: there is no trainable token, or every advantage is 0.
     """
     data = [datum for batch in steps for datum in batch]
     if num_sampled(data) == 0:
@@ -114,7 +114,11 @@ def _log_ratios(batch: Sequence[Datum], result: ForwardBackward) -> list[FloatAr
 def _engine_gap(
     batch: Sequence[Datum], result: ForwardBackward, *, fresh: frozenset[RowKey], bound: float
 ) -> dict[str, float]:
-    """Mean |log r| of rows whose ratio must be 1, since the parent version served them."""
+    """Mean |log r| of the rows that the parent version served, whose ratio must be 1.
+
+    Raises:
+        TrainingError: it is above `bound`.
+    """
     gaps: list[FloatArray] = []
     for datum, log_ratio in zip(batch, _log_ratios(batch, result), strict=True):
         rows = datum.loss_fn_inputs.rows[datum.loss_fn_inputs.mask]

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from onlinerl.commands.tables import open_store
 from onlinerl.commands.users import user_hashes
-from onlinerl.deploy.registry.trained_rows import TrainedRows, heirs
+from onlinerl.deploy.registry.trained_rows import TrainedRows, descendants
 from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.erasure.erased import TABLE as ERASED
 from onlinerl.rollout_store.erasure.erased import digest
@@ -100,14 +100,14 @@ def open_trained_rows(settings: Settings) -> TrainedRows:
     Raises:
         ServiceUnavailable: the registry does not answer.
     """
-    from onlinerl.deploy.registry.mlflow import MlflowRegistry
     from onlinerl.deploy.registry.trained_rows import RegistryRows
+    from onlinerl.registry.mlflow_registry import MlflowRegistry
+    from onlinerl.registry.mlflow_server import MlflowServer
 
     registry = MlflowRegistry(
-        settings.registry.tracking_uri,
+        MlflowServer(settings.registry.tracking_uri, timeout_s=settings.trainer.registry_timeout_s),
         policy=settings.policy.name,
         experiment=settings.registry.experiment,
-        timeout_s=settings.trainer.registry_timeout_s,
     )
     registry.check()
     return RegistryRows(registry)
@@ -186,7 +186,7 @@ def mark_versions(store: DeltaStore, trained: TrainedRows) -> dict[int, int]:
 
 def _lineage_of_rows(trained: TrainedRows, *, subject: str, is_asked: RowFilter) -> Lineage:
     counts = count_in_versions(trained, is_asked)
-    inherited = heirs(trained.versions(), list(counts))
+    inherited = descendants(trained.versions(), list(counts))
     rows: list[Mapping[str, object]] = [
         {"version": number, "rows": count, "how": "learned from them"}
         for number, count in counts.items()

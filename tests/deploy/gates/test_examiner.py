@@ -7,8 +7,8 @@ import pytest
 
 from onlinerl.deploy.config import DeployConfig
 from onlinerl.deploy.gates.examiner import Examiner
-from onlinerl.deploy.registry.checkpoints import Checkpoints
-from onlinerl.deploy.registry.protocol import MemoryRegistry
+from onlinerl.registry.checkpoint_cache import CheckpointCache
+from onlinerl.registry.memory_registry import MemoryRegistry
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def examiner(tmp_path: Path) -> Examiner:
     """An examiner whose registry has no version."""
     return Examiner(
         tmp_path / "gates",
-        checkpoints=Checkpoints(tmp_path / "checkpoints", MemoryRegistry()),
+        checkpoints=CheckpointCache(tmp_path / "checkpoints", MemoryRegistry()),
         answers=list,
         config=DeployConfig(),
     )

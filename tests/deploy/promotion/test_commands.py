@@ -7,10 +7,10 @@ from rich.console import Console
 
 from onlinerl.deploy.promotion.commands import Commands, RollbackCommand, show_status
 from onlinerl.deploy.promotion.lease import Lease
-from onlinerl.deploy.registry.protocol import MemoryRegistry
-from onlinerl.deploy.registry.requests import Answer, Request, open_request
+from onlinerl.deploy.registry.requests import OperatorReply, OperatorRequest, open_request
 from onlinerl.deploy.replicas.engine_control import MemoryEngineControl
 from onlinerl.errors import ConfigError, PromotionFailed, ServiceUnavailable
+from onlinerl.registry.memory_registry import MemoryRegistry
 
 
 class AnsweringRegistry(MemoryRegistry):
@@ -30,8 +30,8 @@ class AnsweringRegistry(MemoryRegistry):
             self.of_model["rollback.result"] = self.answer(value)
 
     def answer(self, asked: str) -> str:
-        request = Request.model_validate_json(asked)
-        return Answer.model_validate(
+        request = OperatorRequest.model_validate_json(asked)
+        return OperatorReply.model_validate(
             {"id": request.id, "verdict": self.verdict, "reason": f"asked by {request.actor}"}
         ).model_dump_json()
 
@@ -67,7 +67,7 @@ def test_a_refusal_is_an_error_with_its_reason(registry: AnsweringRegistry, tmp_
 
 def test_rollback_waits_for_its_own_answer(registry: AnsweringRegistry, tmp_path: Path) -> None:
     registry.verdict = "rolled back"
-    registry.of_model["rollback.result"] = Answer(
+    registry.of_model["rollback.result"] = OperatorReply(
         id="old", verdict="failed", reason="of another request"
     ).model_dump_json()
     with Lease(tmp_path):
@@ -101,9 +101,9 @@ def test_a_tag_that_cannot_be_read_is_no_request(tag: str | None) -> None:
 
 
 def test_an_answered_request_is_not_open() -> None:
-    asked = Request(id="a", version=1, actor="ada").model_dump_json()
-    other = Answer(id="b", verdict="failed", reason="").model_dump_json()
-    its_own = Answer(id="a", verdict="failed", reason="").model_dump_json()
+    asked = OperatorRequest(id="a", version=1, actor="ada").model_dump_json()
+    other = OperatorReply(id="b", verdict="failed", reason="").model_dump_json()
+    its_own = OperatorReply(id="a", verdict="failed", reason="").model_dump_json()
 
     assert open_request(asked, other) is not None
     assert open_request(asked, its_own) is None

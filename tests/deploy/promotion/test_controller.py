@@ -15,13 +15,13 @@ from onlinerl.deploy.promotion.controller import Controller
 from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.journal import MemoryJournal
 from onlinerl.deploy.promotion.publisher import Publisher
-from onlinerl.deploy.registry.checkpoints import Checkpoints
-from onlinerl.deploy.registry.protocol import MemoryRegistry
-from onlinerl.deploy.registry.requests import Request
+from onlinerl.deploy.registry.requests import OperatorRequest
 from onlinerl.deploy.replicas.engine_control import MemoryEngineControl
 from onlinerl.deploy.replicas.fleet import Fleet, Probe
 from onlinerl.deploy.weights.delta import HostTensor, read_checkpoint, read_manifest
 from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
+from onlinerl.registry.checkpoint_cache import CheckpointCache
+from onlinerl.registry.memory_registry import MemoryRegistry
 from tests.deploy.builders import equal, nudged, weights, write_checkpoint
 
 
@@ -79,7 +79,7 @@ class World:
 
     def restart(self) -> None:
         """A new controller process over the same world."""
-        checkpoints = Checkpoints(self.folder / "checkpoints", self.registry)
+        checkpoints = CheckpointCache(self.folder / "checkpoints", self.registry)
         publisher = Publisher(
             self.folder / "weights",
             policy="assistant",
@@ -603,7 +603,7 @@ def test_answers_of_users_are_on_disk_only_until_the_gate_job_has_read_them(tmp_
     def examiner() -> Examiner:
         return Examiner(
             tmp_path / "gates",
-            checkpoints=Checkpoints(tmp_path / "checkpoints", registry),
+            checkpoints=CheckpointCache(tmp_path / "checkpoints", registry),
             answers=lambda: [answer],
             config=DeployConfig(),
             start=start,
@@ -709,10 +709,10 @@ def killing(call: Callable[..., object], *, after: bool) -> Callable[..., object
 
 
 def ask_promote(world: World, version: int) -> None:
-    request = Request(id=f"p{version}", version=version, actor="ada")
+    request = OperatorRequest(id=f"p{version}", version=version, actor="ada")
     world.registry.set_tags(version, {"promote.request": request.model_dump_json()})
 
 
 def ask_rollback(world: World, version: int | None) -> None:
-    request = Request(id="r1", version=version, actor="ada", reason="worse")
+    request = OperatorRequest(id="r1", version=version, actor="ada", reason="worse")
     world.registry.set_model_tag("rollback.request", request.model_dump_json())

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onlinerl.trainer.backend.batches import micro_batches, normalised, split_into_steps
+from onlinerl.trainer.backend.batches import micro_batches, normalise, split_into_steps
 from onlinerl.trainer.rollouts.data import num_sampled
 from tests.trainer.builders import datum
 
@@ -35,7 +35,7 @@ def test_the_same_seed_gives_the_same_steps_and_another_seed_another_order() -> 
 
 
 def test_weights_of_a_step_sum_to_one_and_keep_their_proportions() -> None:
-    step = normalised([datum(num_sampled=2, weight=1.0), datum(num_sampled=4, weight=0.5)])
+    step = normalise([datum(num_sampled=2, weight=1.0), datum(num_sampled=4, weight=0.5)])
     first, second = (item.loss_fn_inputs for item in step)
 
     assert first.weights[first.mask].tolist() == pytest.approx([0.25, 0.25])

@@ -1,7 +1,7 @@
 """A cycle with in-memory parts: what it plans, what it repeats, what it gives up."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from onlinerl.errors import LeaseHeld, ServiceUnavailable, TooFewRows, TrainingError, WeightsError
+from onlinerl.registry.checkpoint import verify_checkpoint, write_manifest
+from onlinerl.registry.memory_registry import MemoryRegistry
 from onlinerl.trainer.backend.protocol import MemoryBackend, TrainingBackend
 from onlinerl.trainer.bookkeeping.database import Database
 from onlinerl.trainer.bookkeeping.lease import Lease
@@ -17,8 +19,6 @@ from onlinerl.trainer.bookkeeping.plan import Plan
 from onlinerl.trainer.config import TrainerConfig
 from onlinerl.trainer.cycle.parts import FAULTS, Parts
 from onlinerl.trainer.cycle.run import run_cycle
-from onlinerl.trainer.registry.checkpoint import verify_checkpoint, write_manifest
-from onlinerl.trainer.registry.protocol import MemoryRegistry, MemoryVersion
 from onlinerl.trainer.rollouts.rows import RowKey, WindowRow
 from onlinerl.trainer.rollouts.segments import Segment
 from onlinerl.trainer.rollouts.source import TableVersions
@@ -63,8 +63,9 @@ class MemorySource:
             for item in visible
         ]
 
-    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> list[Segment]:
-        return [segment(item) for item in self.rows[: at["interactions"]] if item.key in set(keys)]
+    def segments(self, keys: Sequence[RowKey], *, at: TableVersions) -> Iterator[Segment]:
+        visible = self.rows[: at["interactions"]]
+        return (segment(item) for item in visible if item.key in set(keys))
 
 
 def draw_nothing(folder: Path, *, plan: Plan, history: History, title: str) -> None:
@@ -132,7 +133,9 @@ def world(tmp_path: Path) -> World:
     (first / "model.safetensors").write_bytes(b"base")
     write_manifest(first, policy="assistant", cycle="bootstrap", parent_version=0)
     tracker = MemoryTracker(tmp_path / "runs")
-    registry = MemoryRegistry({1: MemoryVersion(first, {})}, {"champion": 1}, tracker.artifacts)
+    registry = MemoryRegistry(tracker.artifacts)
+    registry.add(first, candidate=False)
+    registry.aliases["champion"] = 1
     rows = [row(n, reward=1.0 if n % 3 else -1.0) for n in range(12)]
     database = Database(tmp_path / "ledger.sqlite")
     return World(tmp_path, MemorySource(rows), registry, tracker, database)
@@ -141,7 +144,9 @@ def world(tmp_path: Path) -> World:
 def test_a_cycle_registers_a_candidate_with_its_lineage(world: World) -> None:
     cycle = world.run()
 
-    version = world.registry.versions[2]
+    version = world.registry.version(2)
+    assert version is not None
+    folder = world.registry.folders[2]
     assert cycle.status == "registered"
     assert cycle.version == world.registry.aliases["candidate"] == 2
     assert version.tags == {
@@ -151,12 +156,12 @@ def test_a_cycle_registers_a_candidate_with_its_lineage(world: World) -> None:
         "window_end": "2026-11-01T12:00:11+00:00",
         "review": "pending",
     }
-    assert verify_checkpoint(version.folder).cycle == cycle.cycle_id
-    lineage = pq.read_table(version.folder.parent / "lineage" / "interactions.parquet").to_pylist()
+    assert verify_checkpoint(folder).cycle == cycle.cycle_id
+    lineage = pq.read_table(folder.parent / "lineage" / "interactions.parquet").to_pylist()
     assert [item["interaction_id"] for item in lineage] == [
         r.interaction_id for r in cycle.plan.rows
     ]
-    config = json.loads((version.folder.parent / "config" / "config.json").read_text())
+    config = json.loads((folder.parent / "config" / "config.json").read_text())
     assert config["trainer"]["loss"] == "tis"
     (run,) = world.tracker.runs.values()
     assert run.status == "FINISHED"
@@ -184,7 +189,7 @@ def test_a_cycle_that_dies_is_repeated_with_the_same_window_and_seed(
     assert after.attempts == before.attempts + (before.status == "planned")
     assert world.ledger.count() == 1
     assert sorted(world.ledger.trained_rows()) == sorted(before.plan.keys)
-    assert list(world.registry.versions) == [1, 2]
+    assert list(world.registry.folders) == [1, 2]
     assert world.registry.aliases["candidate"] == 2
     statuses = [run.status for run in world.tracker.runs.values()]
     assert statuses.count("FINISHED") == 1
@@ -199,13 +204,13 @@ def test_two_deaths_in_a_row_still_give_one_version(world: World) -> None:
             world.run(fault=killed_at(point))
 
     assert world.run().version == 2
-    assert list(world.registry.versions) == [1, 2]
+    assert list(world.registry.folders) == [1, 2]
 
 
 def test_a_version_that_was_judged_meanwhile_is_not_offered_again(world: World) -> None:
     with pytest.raises(Killed):
         world.run(fault=killed_at("candidate_set"))
-    world.registry.versions[2].tags["verdict"] = "promoted"
+    world.registry.tags[2]["verdict"] = "promoted"
     world.registry.aliases["champion"] = 2
     del world.registry.aliases["candidate"]
 
@@ -323,7 +328,7 @@ def test_a_version_that_is_there_is_never_given_up(world: World) -> None:
 def test_a_plan_for_another_champion_is_given_up_and_made_anew(world: World) -> None:
     with pytest.raises(Killed):
         world.run(fault=killed_at("first_step"))
-    world.registry.versions[2] = world.registry.versions[1]
+    world.registry.folders[2] = world.registry.folders[1]
     world.registry.aliases["champion"] = 2
     world.source.served = [1, 2]
 
@@ -337,7 +342,7 @@ def test_a_plan_for_another_champion_is_given_up_and_made_anew(world: World) -> 
 def test_a_cycle_whose_parent_left_while_it_trained_registers_nothing(world: World) -> None:
     def promoted(here: str) -> None:
         if here == "first_step":
-            world.registry.versions[2] = world.registry.versions[1]
+            world.registry.folders[2] = world.registry.folders[1]
             world.registry.aliases["champion"] = 2
 
     with pytest.raises(TrainingError, match="the champion is 2 now, planned for 1"):
@@ -349,7 +354,7 @@ def test_a_cycle_whose_parent_left_while_it_trained_registers_nothing(world: Wor
 
 
 def test_the_window_asks_for_versions_that_served_recently(world: World) -> None:
-    world.registry.versions[6] = world.registry.versions[1]
+    world.registry.folders[6] = world.registry.folders[1]
     world.registry.aliases["champion"] = 6
     world.source.served = [1, 2, 4, 5, 6]
     world.run()
@@ -358,7 +363,7 @@ def test_the_window_asks_for_versions_that_served_recently(world: World) -> None
 
 
 def test_a_parent_with_a_wrong_hash_is_not_trained_from(world: World) -> None:
-    (world.registry.versions[1].folder / "model.safetensors").write_bytes(b"bits")
+    (world.registry.folders[1] / "model.safetensors").write_bytes(b"bits")
 
     with pytest.raises(WeightsError, match="sha256"):
         world.run()
@@ -391,7 +396,7 @@ def test_a_trainer_that_was_overtaken_registers_nothing(
 
     with pytest.raises(LeaseHeld, match="lost the lease"), lease:
         run_cycle(world.parts(fault=steal), lease=lease)
-    assert list(world.registry.versions) == [1]
+    assert list(world.registry.folders) == [1]
     assert world.ledger.cycle(1).status == status
 
 

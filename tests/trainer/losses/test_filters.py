@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from onlinerl.trainer.losses.filters import k3, kept_rows
+from onlinerl.trainer.losses.filters import k3, rows_to_keep
 from onlinerl.trainer.losses.spec import LossSpec
 
 
 def keep(log_ratios: list[list[float]], spec: LossSpec) -> list[bool]:
     flat = [value for row in log_ratios for value in row]
     rows = [number for number, row in enumerate(log_ratios) for _ in row]
-    kept_R = kept_rows(spec, log_ratio_N=torch.tensor(flat), rows_N=torch.tensor(rows))
+    kept_R = rows_to_keep(spec, log_ratio_N=torch.tensor(flat), rows_N=torch.tensor(rows))
     return kept_R.tolist()  # type: ignore[no-any-return]
 
 

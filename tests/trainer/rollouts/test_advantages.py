@@ -10,16 +10,14 @@ from onlinerl.trainer.rollouts.advantages import (
     compute_advantages,
     group_baselines,
     session_weights,
-    tracked_baselines,
+    track_baselines,
     whiten,
 )
 from tests.trainer.builders import row, rows_with
 
 
 def test_a_tenants_mean_is_taken_before_its_own_session_enters_it() -> None:
-    before, after = tracked_baselines(
-        rows_with([1.0, -1.0, 1.0]), baselines={"acme": 0.5}, decay=0.9
-    )
+    before, after = track_baselines(rows_with([1.0, -1.0, 1.0]), baselines={"acme": 0.5}, decay=0.9)
 
     assert before[("acme", "s0000")] == 0.5
     assert before[("acme", "s0001")] == pytest.approx(0.9 * 0.5 + 0.1 * 1.0)
@@ -28,7 +26,7 @@ def test_a_tenants_mean_is_taken_before_its_own_session_enters_it() -> None:
 
 
 def test_every_session_of_a_new_tenant_is_compared_with_its_others() -> None:
-    before, after = tracked_baselines(rows_with([1.0, 0.0, -0.5]), baselines={}, decay=0.9)
+    before, after = track_baselines(rows_with([1.0, 0.0, -0.5]), baselines={}, decay=0.9)
 
     assert before == {
         ("acme", "s0000"): pytest.approx(-0.25),
@@ -40,7 +38,7 @@ def test_every_session_of_a_new_tenant_is_compared_with_its_others() -> None:
 
 def test_tenants_do_not_share_a_baseline() -> None:
     rows = [row(0, reward=1.0), row(1, reward=-1.0, tenant="other")]
-    before, after = tracked_baselines(rows, baselines={"acme": 0.5, "idle": 0.1}, decay=0.5)
+    before, after = track_baselines(rows, baselines={"acme": 0.5, "idle": 0.1}, decay=0.5)
 
     assert before == {("acme", "s0000"): 0.5, ("other", "s0001"): 0.0}
     assert after == {"acme": 0.75, "idle": 0.1, "other": -1.0}
@@ -120,7 +118,7 @@ def test_a_session_weighs_the_same_however_many_rows_it_has() -> None:
 
 def test_a_session_of_many_rows_moves_the_baseline_once() -> None:
     many = [row(n, session_id="s", reward=1.0) for n in range(4)]
-    _, after = tracked_baselines(many, baselines={"acme": 0.0}, decay=0.9)
+    _, after = track_baselines(many, baselines={"acme": 0.0}, decay=0.9)
 
     assert after["acme"] == pytest.approx(0.1)
 

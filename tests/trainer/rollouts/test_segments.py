@@ -11,15 +11,21 @@ from tests.trainer.builders import advantages_of, row, segment
 def conversation(**changes: object) -> Segment:
     """Prompt 1 2, answer 3 4, user 5, answer 6, user 7, answer 8."""
     values: dict[str, object] = {
-        "segment_id": "i0000:0",
-        "token_ids": [1, 2, 3, 4, 5, 6, 7, 8],
         "logprobs": [None, None, -0.1, -0.2, None, -0.3, None, -0.4],
-        "spans": [
+        "loss_mask": [0, 0, 1, 1, 0, 1, 0, 1],
+    }
+    values |= changes
+    return Segment(
+        segment_id="i0000:0",
+        token_ids=np.arange(1, 9, dtype=np.int32),
+        # numpy reads None as nan.
+        logprobs=np.array(values["logprobs"], dtype=np.float32),
+        loss_mask=np.array(values["loss_mask"], dtype=np.int8),
+        spans=[
             Span(interaction_id=f"i{n:04d}", choice_index=0, start=start, end=end)
             for n, (start, end) in enumerate([(2, 4), (5, 6), (7, 8)])
         ],
-    }
-    return Segment.model_validate(values | changes)
+    )
 
 
 def test_a_target_stands_one_place_after_the_token_that_predicts_it() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onlinerl.rollout_store.holdout import is_heldout
@@ -192,8 +193,9 @@ def test_masked_tokens_are_known_to_the_segment_and_the_row(tmp_path: Path) -> N
     (segment,) = source.segments([("i0000", 0)], at=source.versions())
     assert candidate.row is not None
     assert candidate.row.num_sampled == 1
-    assert segment.loss_mask == [0, 0, 0, 0, 1]
-    assert segment.logprobs == [None, None, None, None, -1.5]
+    assert segment.loss_mask.tolist() == [0, 0, 0, 0, 1]
+    assert np.isnan(segment.logprobs[:4]).all()
+    assert segment.logprobs[4] == -1.5
 
 
 def test_a_window_can_be_read_again_at_its_table_versions(tmp_path: Path) -> None:
@@ -224,8 +226,9 @@ def test_a_conversation_is_one_segment_with_a_span_per_turn(tmp_path: Path) -> N
 
     (found,) = source.segments([("i0001", 0)], at=source.versions())
 
-    assert found.token_ids == [1, 2, 3, 10, 11, 7, 12]
-    assert found.logprobs == [None, None, None, -1.0, -1.5, None, -0.5]
+    assert found.token_ids.tolist() == [1, 2, 3, 10, 11, 7, 12]
+    expected = [np.nan, np.nan, np.nan, -1.0, -1.5, np.nan, -0.5]
+    assert np.array_equal(found.logprobs, expected, equal_nan=True)
     assert [(span.interaction_id, span.start, span.end) for span in found.spans] == [
         ("i0000", 3, 5),
         ("i0001", 6, 7),

@@ -4,19 +4,20 @@ import signal
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
 
 from onlinerl.errors import ServiceUnavailable
+from onlinerl.registry.memory_registry import MemoryRegistry
 from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle.run import run_cycle
-from onlinerl.trainer.registry.protocol import MemoryRegistry
 from onlinerl.trainer.schedule.child import LATE
 from onlinerl.trainer.schedule.exit_codes import EXIT_FAILED, EXIT_LEASE_HELD, EXIT_NOTHING_TO_DO
-from onlinerl.trainer.schedule.loop import Schedule, write_private
+from onlinerl.trainer.schedule.loop import Schedule, write_configuration
 from tests.trainer.builders import row
 from tests.trainer.cycle.test_run import Killed, World, killed_at, world
 
@@ -67,7 +68,7 @@ def test_a_cycle_runs_when_it_is_due_and_not_before(world: World, clock: Clock) 
 
     tested.tick()
     assert len(codes) == 1
-    assert "due in" in tested.pulse.waiting_for
+    assert "due in" in tested.activity.waiting_for
 
 
 def test_too_few_rows_start_no_process(world: World, clock: Clock) -> None:
@@ -76,7 +77,7 @@ def test_too_few_rows_start_no_process(world: World, clock: Clock) -> None:
     tested.tick()
 
     assert codes == []
-    assert "3 labelled rows" in tested.pulse.waiting_for
+    assert "3 labelled rows" in tested.activity.waiting_for
     assert tested.ready() is None
 
 
@@ -86,7 +87,7 @@ def test_while_somebody_else_trains_no_process_is_started(world: World, clock: C
     tested.tick()
 
     assert codes == []
-    assert tested.pulse.waiting_for == "the lease is held by process 7"
+    assert tested.activity.waiting_for == "the lease is held by process 7"
 
 
 def test_a_candidate_without_a_verdict_is_waited_for(world: World, clock: Clock) -> None:
@@ -96,9 +97,9 @@ def test_a_candidate_without_a_verdict_is_waited_for(world: World, clock: Clock)
     tested, codes = schedule(world, clock)
     tested.tick()
     assert codes == []
-    assert "version 2 waits for its verdict" in tested.pulse.waiting_for
+    assert "version 2 waits for its verdict" in tested.activity.waiting_for
 
-    world.registry.versions[2].tags["verdict"] = "refused"
+    world.registry.tags[2]["verdict"] = "refused"
     tested.tick()
     assert codes == [0]
 
@@ -142,6 +143,35 @@ def test_a_registry_that_is_away_makes_it_unready_and_not_dead(world: World, clo
     tested.tick()
     assert tested.ready() is None
     assert codes == [0]
+
+
+def test_looks_that_keep_failing_are_counted_and_further_apart(
+    world: World, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(MemoryRegistry):
+        def check(self) -> None:
+            looks.append(clock.now - start)
+            raise ServiceUnavailable("the registry is away")
+
+    looks: list[float] = []
+    start, there = clock.now, world.registry
+    world.registry = Away()
+    tested, codes = schedule(world, clock, check_every_s=10.0)
+    before = REGISTRY.get_sample_value("onlinerl_trainer_tick_faults_total") or 0.0
+    for _ in range(25):
+        tested.tick()
+        clock.now += 10
+
+    assert looks == [0, 10, 30, 70, 130, 190]
+    assert REGISTRY.get_sample_value("onlinerl_trainer_tick_faults_total") == before + 6
+    assert caplog.text.count("the registry is away") == 1
+    assert tested.ready() == "the registry is away"
+
+    world.registry = there
+    tested._parts = replace(tested._parts, registry=there)
+    tested.tick()
+    assert codes == [0]
+    assert tested.ready() is None
 
 
 def test_an_unexpected_error_does_not_stop_the_clock(world: World, clock: Clock) -> None:
@@ -211,10 +241,10 @@ def test_only_what_went_wrong_is_counted_as_failed(
 
 
 def test_the_settings_of_the_training_process_are_for_its_owner_alone(tmp_path: Path) -> None:
-    file = tmp_path / "settings.json"
-    file.write_text("what an earlier schedule left")
-    file.chmod(0o644)
-    write_private(file, "{}")
+    left_by_an_earlier_one = tmp_path / "schedule-settings.json"
+    left_by_an_earlier_one.write_text("old")
+    left_by_an_earlier_one.chmod(0o644)
+    file = write_configuration(tmp_path, "{}")
 
     assert file.read_text() == "{}"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from onlinerl.errors import TrainingError
-from onlinerl.trainer.backend.batches import normalised
+from onlinerl.trainer.backend.batches import normalise
 from onlinerl.trainer.backend.protocol import MemoryBackend
 from onlinerl.trainer.config import TrainerConfig
 from onlinerl.trainer.rollouts.data import Datum
@@ -17,7 +17,7 @@ from tests.trainer.builders import datum
 
 
 def steps_of(count: int, *, advantage: float = 1.0) -> list[list[Datum]]:
-    return [normalised([datum(seed=n, advantage=advantage)]) for n in range(count)]
+    return [normalise([datum(seed=n, advantage=advantage)]) for n in range(count)]
 
 
 def run(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from onlinerl.errors import WeightsError
-from onlinerl.trainer.registry.checkpoint import replaced_folder, verify_checkpoint, write_manifest
+from onlinerl.registry.checkpoint import verify_checkpoint, write_manifest
 
 
 @pytest.fixture
@@ -46,28 +46,3 @@ def test_a_folder_without_a_manifest_is_refused(folder: Path, content: str | Non
 
     with pytest.raises(WeightsError, match="no valid"):
         verify_checkpoint(folder)
-
-
-def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "target"
-    with pytest.raises(FileNotFoundError), replaced_folder(target) as staging:
-        _write_half_of_it(staging)
-    assert not target.exists()
-
-    with replaced_folder(target) as staging:
-        assert not (staging / "half").exists()
-        (staging / "file").write_text("x")
-        assert not target.exists()
-    assert [file.name for file in target.iterdir()] == ["file"]
-
-
-def test_an_older_folder_of_the_name_is_replaced(folder: Path) -> None:
-    with replaced_folder(folder) as staging:
-        (staging / "new").write_text("x")
-
-    assert [file.name for file in folder.iterdir()] == ["new"]
-
-
-def _write_half_of_it(folder: Path) -> None:
-    (folder / "half").write_text("x")
-    raise FileNotFoundError
