@@ -17,16 +17,17 @@ from onlinerl.deploy.promotion.commands import Commands, RollbackCommand, show_s
 from onlinerl.deploy.promotion.controller import Controller, utc_now
 from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.journal import DeltaJournal
-from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.checkpoints import Checkpoints, base_checkpoint
 from onlinerl.deploy.registry.mlflow import MlflowRegistry
 from onlinerl.deploy.registry.protocol import Registry
 from onlinerl.deploy.replicas.engine_control import HttpReplica
 from onlinerl.deploy.replicas.fleet import Fleet
-from onlinerl.errors import OnlineRLError
+from onlinerl.errors import LeaseHeld, OnlineRLError, ServiceUnavailable
+from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.process.health import HealthServer
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.secret_names import ENGINE_SECRET
 
 if TYPE_CHECKING:
@@ -39,19 +40,24 @@ def run_deploy(settings: "Settings") -> int:
     """Look at the registry every `poll_s` until a signal.
 
     Raises:
-        LeaseHeld: when another controller runs on this data folder.
+        LeaseHeld: when another controller of this policy runs, or took over.
     """
-    stop = threading.Event()
-    with _stopping(stop), Lease(_folder(settings)):
-        store = DeltaStore(settings.store_root, settings.store.storage_options)
-        registry = real_registry(settings)
-        checkpoints = Checkpoints(_policy_folder(settings) / "checkpoints", registry)
-        examiner = _examiner(settings, store, checkpoints)
-        controller = _controller(settings, store, registry, checkpoints, examiner)
-        port = settings.deploy.health_port
-        with HealthServer("127.0.0.1", port, ready=lambda: controller.status):
-            _loop(controller, store, stop, poll_s=settings.deploy.poll_s)
-        examiner.cancel()
+    stop, store, registry = threading.Event(), _store(settings), real_registry(settings)
+    checkpoints = Checkpoints(_policy_folder(settings) / "checkpoints", registry)
+    examiner = _examiner(settings, store, checkpoints)
+    lease = _lease(settings, store)
+    controller = _controller(settings, store, registry, checkpoints, examiner, lease)
+    port = settings.deploy.health_port
+    with _stopping(stop):
+        # Before the health port is bound: a second controller names the first, not the port.
+        trouble = _try_to_take(lease, store)
+        try:
+            with HealthServer("127.0.0.1", port, ready=lambda: controller.status):
+                _take(lease, store, controller, stop, trouble)
+                _loop(controller, stop, poll_s=settings.deploy.poll_s)
+        finally:
+            examiner.cancel()
+            lease.give_back()
     return 0
 
 
@@ -80,9 +86,11 @@ def run_rollback(settings: "Settings", version: int | None, actor: str, reason: 
 
 def run_status(settings: "Settings") -> int:
     """Print versions, what was decided about them, and what each engine serves."""
-    return show_status(
-        real_registry(settings), replicas(settings), controller=Lease(_folder(settings)).holder()
-    )
+    try:
+        controller = _lease(settings, _store(settings)).holder()
+    except ServiceUnavailable as error:
+        controller = f"unknown ({error})"
+    return show_status(real_registry(settings), replicas(settings), controller=controller)
 
 
 def real_registry(settings: "Settings") -> Registry:
@@ -109,6 +117,21 @@ def replicas(settings: "Settings") -> list[HttpReplica]:
     ]
 
 
+def _store(settings: "Settings") -> DeltaStore:
+    return DeltaStore(settings.store_root, settings.store.storage_options)
+
+
+def _lease(settings: "Settings", store: DeltaStore) -> Lease:
+    """One controller per policy and set of tables."""
+    return Lease(
+        store,
+        name=f"deploy {settings.policy.name}",
+        ttl_s=settings.deploy.lease_ttl_s,
+        hint=_policy_folder(settings) / "controller.lease",
+        heartbeat=True,
+    )
+
+
 def _folder(settings: "Settings") -> Path:
     return settings.folder("deploy")
 
@@ -121,7 +144,7 @@ def _policy_folder(settings: "Settings") -> Path:
 def _commands(settings: "Settings") -> Commands:
     return Commands(
         real_registry(settings),
-        lease=Lease(_folder(settings)),
+        lease=_lease(settings, _store(settings)),
         timeout_s=settings.deploy.command_timeout_s,
         poll_s=min(1.0, settings.deploy.poll_s),
     )
@@ -148,6 +171,7 @@ def _controller(
     registry: Registry,
     checkpoints: Checkpoints,
     examiner: Examiner,
+    lease: Lease,
 ) -> Controller:
     policy = settings.policy
     publisher = Publisher(
@@ -172,22 +196,46 @@ def _controller(
         decisions=Decisions(registry, DeltaJournal(store), policy=policy.name, now=utc_now),
         config=settings.deploy,
         register_base=register_base,
+        lease=lease,
     )
 
 
-def _loop(
-    controller: Controller, store: DeltaStore, stop: threading.Event, *, poll_s: float
+def _try_to_take(lease: Lease, store: DeltaStore) -> str | None:
+    """Create the tables and take the lease in them; returns why the tables failed."""
+    try:
+        store.create()
+        lease.take()
+    except ServiceUnavailable as error:
+        return str(error)
+    return None
+
+
+def _take(
+    lease: Lease,
+    store: DeltaStore,
+    controller: Controller,
+    stop: threading.Event,
+    trouble: str | None,
 ) -> None:
-    has_tables = False
+    """While the tables are away, try on: a process that ended would only be started again."""
+    streak = FaultStreak()
+    while trouble is not None and not stop.is_set():
+        controller.status = f"cannot take the lease: {trouble}"
+        if streak.add(trouble):
+            logger.warning("%s", controller.status)
+        stop.wait(streak.wait_s(1.0))
+        trouble = _try_to_take(lease, store)
+
+
+def _loop(controller: Controller, stop: threading.Event, *, poll_s: float) -> None:
     said: str | None = None
     while not stop.is_set():
         try:
-            if not has_tables:
-                store.create()
-                has_tables = True
             controller.tick()
             if controller.status is None:  # a look that goes well in between changes nothing
                 said = None
+        except LeaseHeld:
+            raise
         except OnlineRLError as error:
             metrics.ERRORS.inc()
             controller.status = str(error)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onlinerl.errors import ConfigError
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.trainer.backend.protocol import TrainingBackend
 from onlinerl.trainer.bookkeeping.database import Database
 from onlinerl.trainer.bookkeeping.ledger import Ledger
@@ -32,6 +33,21 @@ def open_database(settings: "Settings") -> Database:
 def lease_name(settings: "Settings") -> str:
     """One trainer per policy."""
     return f"train {settings.policy.name}"
+
+
+def trainer_lease(settings: "Settings", database: Database) -> Lease:
+    """The lease of this policy's trainer. Its fence stays above any that the ledger has seen."""
+    from onlinerl.rollout_store.tables.delta_store import DeltaStore
+
+    name = lease_name(settings)
+    return Lease(
+        DeltaStore(settings.store_root, settings.store.storage_options),
+        name=name,
+        ttl_s=settings.trainer.lease_ttl_s,
+        hint=settings.folder("trainer") / f"{settings.policy.name}.lease",
+        min_fence=Ledger(database).highest_fence(name),
+        heartbeat=True,
+    )
 
 
 def real_parts(settings: "Settings", database: Database) -> Parts:

@@ -8,8 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from onlinerl.errors import DependencyMissing, ServiceUnavailable
-from onlinerl.trainer.assembly import lease_name, open_database, reading_from, real_parts
-from onlinerl.trainer.bookkeeping.lease import Lease
+from onlinerl.trainer.assembly import open_database, reading_from, real_parts, trainer_lease
 from onlinerl.trainer.cycle.run import run_cycle
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def run_train(settings: "Settings", snapshot: str | None = None) -> int:
     with (
         _registry_errors(),
         _stopped_by_signals(),
-        Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s) as lease,
+        trainer_lease(settings, database) as lease,
     ):
         parts = real_parts(settings, database)
         if snapshot is not None:

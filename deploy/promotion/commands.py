@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.registry.protocol import (
     CANDIDATE,
     CHAMPION,
@@ -27,6 +26,7 @@ from onlinerl.deploy.registry.protocol import (
 from onlinerl.deploy.registry.requests import Answer, Request, read_answer
 from onlinerl.deploy.replicas.engine_control import Replica
 from onlinerl.errors import ConfigError, OnlineRLError, PromotionFailed, ServiceUnavailable
+from onlinerl.rollout_store.tables.lease import Lease
 
 _TAGS = ("parent_version", "gate.finite", "gate.drift", "gate.reward", "gate.perplexity", REVIEW)
 
@@ -48,7 +48,7 @@ class Commands:
 
     Args:
         registry: Where requests and answers are left.
-        lease: Tells whether a controller runs here.
+        lease: The controller's; tells whether one runs.
         timeout_s: Longest wait for an answer.
         poll_s: Time between two looks for it.
         console: Where the answer goes.
@@ -113,7 +113,7 @@ class Commands:
     def _require_controller(self) -> None:
         if self._lease.holder() is None:
             raise ServiceUnavailable(
-                "no deploy controller runs on this data folder: start `onlinerl deploy`"
+                "no deploy controller runs for this policy: start `onlinerl deploy`"
             )
 
     def _wait(self, request: Request, look: Callable[[], str | None]) -> Answer:
@@ -151,7 +151,7 @@ def show_status(
     for name, stamp in serving:
         engines.add_row(name, stamp)
     out.print(engines)
-    out.print(f"controller: {controller or 'none runs on this data folder'}", markup=False)
+    out.print(f"controller: {controller or 'none runs for this policy'}", markup=False)
     return 0 if any(stamp.endswith(f"/{champion}") for _, stamp in serving) else 1
 
 

@@ -9,6 +9,7 @@ and the replicas say.
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Protocol
 
 from onlinerl.deploy import metrics
 from onlinerl.deploy.config import DeployConfig
@@ -38,6 +39,16 @@ from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
 logger = logging.getLogger(__name__)
 
 
+class HeldLease(Protocol):
+    """What the controller asks its lease; see `rollout_store.tables.lease.Lease`."""
+
+    def check(self) -> None:
+        """Raise LeaseHeld when the lease is lost by the clock of this process."""
+
+    def confirm(self) -> None:
+        """Raise LeaseHeld when the tables say that the lease is lost."""
+
+
 def utc_now() -> datetime:
     """The clock of production."""
     return datetime.now(UTC)
@@ -58,6 +69,8 @@ class Controller:
         decisions: Records what was decided.
         config: Review mode and bounds.
         register_base: Registers the base model as version 1.
+        lease: The right to do all this. It is checked before the engines are changed, and confirmed
+            before a decision is recorded.
     """
 
     def __init__(
@@ -70,6 +83,7 @@ class Controller:
         decisions: Decisions,
         config: DeployConfig,
         register_base: Callable[[], int],
+        lease: HeldLease,
     ) -> None:
         self._registry = registry
         self._fleet = fleet
@@ -78,6 +92,7 @@ class Controller:
         self._decisions = decisions
         self._config = config
         self._register_base = register_base
+        self._lease = lease
         self._attempts: dict[int, int] = {}
         self._tidied: tuple[int, int | None] | None = None
         self.status: str | None = "no look at the registry yet"
@@ -88,7 +103,9 @@ class Controller:
 
         Raises:
             ServiceUnavailable: when registry, tables or all engines are away; nothing is lost.
+            LeaseHeld: when another controller took over, or may soon.
         """
+        self._lease.check()
         self._registry.check()
         champion = self._registry.alias(CHAMPION)
         if champion is None:
@@ -114,7 +131,9 @@ class Controller:
         if not all_passed(results):
             raise WeightsError(f"the base model cannot serve: {results[0].detail}")
         manifest = self._publisher.publish(version, champion=None)
+        self._lease.check()
         swapped = self._fleet.swap(self._expectation(version), fallback=None)
+        self._lease.confirm()
         self._decisions.promoted(
             version, champion=None, manifest=manifest, report=swapped, request=None
         )
@@ -136,6 +155,7 @@ class Controller:
         for replica in waiting:
             try:
                 self._publisher.publish(champion, champion=None)
+                self._lease.check()
                 self._fleet.swap(self._expectation(champion), fallback=None, only=[replica])
             except (PromotionFailed, WeightsError, ServiceUnavailable) as error:
                 failures.append(f"{replica.name} could not be seeded: {error}")
@@ -278,7 +298,9 @@ class Controller:
 
     def _promote(self, version: int, champion: int, request: Request | None) -> int:
         manifest = self._publisher.publish(version, champion=champion)
+        self._lease.confirm()
         swapped = self._fleet.swap(self._expectation(version), fallback=champion)
+        self._lease.confirm()
         self._decisions.promoted(
             version, champion=champion, manifest=manifest, report=swapped, request=request
         )
@@ -309,10 +331,12 @@ class Controller:
             report_ = SwapReport()
             if target != champion:
                 self._publisher.publish(target, champion=None)
+                self._lease.check()
                 report_ = self._fleet.swap(self._expectation(target), fallback=champion)
         except (PromotionFailed, WeightsError) as error:
             self._decisions.answer_rollback(request, "failed", str(error))
             return champion
+        self._lease.confirm()
         self._decisions.rolled_back(target, champion=champion, report=report_, request=request)
         return target
 

@@ -10,7 +10,6 @@ import pytest
 from onlinerl.deploy.main import _loop
 from onlinerl.deploy.promotion.controller import Controller
 from onlinerl.errors import ServiceUnavailable
-from onlinerl.rollout_store.tables.delta_store import DeltaStore
 
 
 class Looks:
@@ -36,7 +35,7 @@ def test_an_engine_that_is_away_is_said_once_per_absence(
     looks = Looks(stop, away, away, "no engine answers", away, None, away)
 
     with caplog.at_level(logging.WARNING):
-        _loop(cast(Controller, looks), DeltaStore(str(tmp_path)), stop, poll_s=0.001)
+        _loop(cast(Controller, looks), stop, poll_s=0.001)
 
     assert [record.getMessage() for record in caplog.records] == [
         "look ended early: no engine answers"

@@ -24,13 +24,13 @@ from onlinerl.settings import Settings
 from onlinerl.trainer.assembly import FAULT_VARIABLE, open_database
 from onlinerl.trainer.bookkeeping.database import Database
 from onlinerl.trainer.bookkeeping.ledger import Cycle, Ledger
-from onlinerl.trainer.bookkeeping.process_identity import start_time
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
 from onlinerl.trainer.cycle.outcome import outcome_folder
 from onlinerl.trainer.cycle.parts import FAULTS
 from onlinerl.trainer.registry.checkpoint import verify_checkpoint, write_manifest
 from onlinerl.trainer.schedule.exit_codes import EXIT_LEASE_HELD
 from tests.brokers import free_port
+from tests.process_identity import start_time
 from tests.registry_server import mlflow_server
 from tests.trainer.builders import REWARDS, make_store, promotion
 from tests.trainer.sampled_rollouts import prefer_even_tokens, sample_interactions

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onlinerl.errors import OnlineRLError, TooFewRows
-from onlinerl.trainer.assembly import lease_name, open_database, real_parts
-from onlinerl.trainer.bookkeeping.lease import Lease
+from onlinerl.trainer.assembly import open_database, real_parts, trainer_lease
 from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle.parts import Parts
 from onlinerl.trainer.cycle.run import plan_cycle
@@ -163,12 +162,17 @@ def run(settings: "Settings") -> int:
     parts = real_parts(settings, database)
     settings_file = settings.folder("trainer") / "schedule-settings.json"
     write_private(settings_file, settings.model_dump_json(indent=1))
-    lease = Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s)
+    lease = trainer_lease(settings, database)
+
+    def lease_held_by() -> str | None:
+        holder = lease.holder()
+        return holder and f"the lease {lease.name!r} is held by {holder}"
+
     schedule = Schedule(
         parts,
         config=config,
         run_job=_job(settings_file, config, stop=stop),
-        lease_held_by=lease.held_by,
+        lease_held_by=lease_held_by,
     )
     clock = BlockingScheduler(timezone=UTC)
     clock.add_job(

@@ -18,7 +18,7 @@ from onlinerl.rollout_store.erasure.report import ErasureReport
 from onlinerl.rollout_store.erasure.scope import Scope
 from onlinerl.rollout_store.erasure.state import StateFile
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
-from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.rollout_store.upkeep.process import LEASE
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _erase(erasure: Erasure, users: Mapping[str, str], *, ttl_s: float) -> Erasu
     while True:
         with _lease(erasure.store, ttl_s=ttl_s) as lease, _progress() as on_file:
 
-            def alive(lease: StoreLease = lease, on_file: Callable[[], None] = on_file) -> None:
+            def alive(lease: Lease = lease, on_file: Callable[[], None] = on_file) -> None:
                 on_file()
                 lease.renew()
 
@@ -142,14 +142,14 @@ class ResponsesCopy:
 
 
 @contextmanager
-def _lease(store: DeltaStore, *, ttl_s: float) -> Iterator[StoreLease]:
+def _lease(store: DeltaStore, *, ttl_s: float) -> Iterator[Lease]:
     """Apart from upkeep: a compaction would carry rows into new files while they are looked for."""
     store.create()
     deadline = time.monotonic() + LEASE_WAIT_S
     while True:
-        lease = StoreLease(store, name=LEASE, ttl_s=ttl_s)
+        lease = Lease(store, name=LEASE, ttl_s=ttl_s)
         try:
-            lease.__enter__()
+            lease.take()
             break
         except LeaseHeld as error:
             if time.monotonic() > deadline:
@@ -159,7 +159,7 @@ def _lease(store: DeltaStore, *, ttl_s: float) -> Iterator[StoreLease]:
     try:
         yield lease
     finally:
-        lease.__exit__(None, None, None)
+        lease.give_back()
 
 
 def _trained_on(settings: "Settings", scope: Scope) -> dict[int, int] | None:

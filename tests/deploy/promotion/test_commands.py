@@ -3,10 +3,10 @@ import os
 from pathlib import Path
 
 import pytest
+from onlinerl.deploy.promotion.lease import Lease
 from rich.console import Console
 
 from onlinerl.deploy.promotion.commands import Commands, RollbackCommand, show_status
-from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.registry.protocol import MemoryRegistry
 from onlinerl.deploy.registry.requests import Answer, Request, open_request
 from onlinerl.deploy.replicas.engine_control import MemoryReplica

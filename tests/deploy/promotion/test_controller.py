@@ -21,7 +21,7 @@ from onlinerl.deploy.registry.requests import Request
 from onlinerl.deploy.replicas.engine_control import MemoryReplica
 from onlinerl.deploy.replicas.fleet import Fleet, Probe
 from onlinerl.deploy.weights.delta import HostTensor, read_checkpoint, read_manifest
-from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
+from onlinerl.errors import LeaseHeld, PromotionFailed, ServiceUnavailable, WeightsError
 from tests.deploy.builders import equal, nudged, weights, write_checkpoint
 
 
@@ -61,6 +61,24 @@ def measured(*, k3: float | None = 0.01, perplexity: float = 10.0) -> Measuremen
 
 
 @dataclass
+class MemoryLease:
+    """Held until its number of further questions is used up."""
+
+    checks_left: int = 1_000_000
+    confirmations_left: int = 1_000_000
+
+    def check(self) -> None:
+        self.checks_left -= 1
+        if self.checks_left < 0:
+            raise LeaseHeld("lost the lease: it was not renewed")
+
+    def confirm(self) -> None:
+        self.confirmations_left -= 1
+        if self.confirmations_left < 0:
+            raise LeaseHeld("lost the lease: it was taken by somebody else")
+
+
+@dataclass
 class World:
     """A controller and everything around it, in memory and in one folder."""
 
@@ -72,6 +90,7 @@ class World:
     found: dict[int, Measurements] = field(default_factory=dict)
     specs: list[GateSpec] = field(default_factory=list)
     tensors: dict[int, dict[str, HostTensor]] = field(default_factory=dict)
+    lease: MemoryLease = field(default_factory=MemoryLease)
     controller: Controller = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +130,7 @@ class World:
             ),
             config=self.config,
             register_base=lambda: self.add(candidate=False),
+            lease=self.lease,
         )
 
     def start_job(self, spec_file: Path, out_file: Path) -> GateJob:

@@ -3,8 +3,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from onlinerl.deploy.promotion.lease import Lease
+
 from onlinerl.errors import LeaseHeld
 
 HOLD = """

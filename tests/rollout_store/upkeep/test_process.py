@@ -8,7 +8,7 @@ import pytest
 
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
-from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.rollout_store.upkeep.config import MaintenanceConfig, RetentionConfig
 from onlinerl.rollout_store.upkeep.process import LEASE, Maintainer
 from tests.rollout_store.people import People
@@ -30,8 +30,8 @@ def people(tmp_path: Path) -> People:
     return people
 
 
-def lease(people: People, clock: Clock, *, ttl_s: float = 60.0) -> StoreLease:
-    return StoreLease(DeltaStore(people.store.root), name=LEASE, ttl_s=ttl_s, clock=clock)
+def lease(people: People, clock: Clock, *, ttl_s: float = 60.0) -> Lease:
+    return Lease(DeltaStore(people.store.root), name=LEASE, ttl_s=ttl_s, clock=clock)
 
 
 def maintainer(people: People, **changes: object) -> Maintainer:
@@ -90,7 +90,7 @@ def test_a_pass_compacts_and_gives_the_lease_back(people: People) -> None:
 
     (interactions,) = [each for each in done if each.table == "interactions"]
     assert interactions.compacted.num_files_before == 3
-    with StoreLease(people.store, name=LEASE, ttl_s=1):
+    with Lease(people.store, name=LEASE, ttl_s=1):
         pass
 
 
@@ -99,7 +99,7 @@ def test_a_pass_ends_between_tables_when_it_is_told_to(people: People) -> None:
     stop.set()
 
     assert maintainer(people).run_pass(stop) == []
-    with StoreLease(people.store, name=LEASE, ttl_s=1):
+    with Lease(people.store, name=LEASE, ttl_s=1):
         pass
 
 
@@ -110,7 +110,7 @@ def test_a_second_process_waits_and_is_well(people: People) -> None:
         return datetime.now(UTC)
 
     second = maintainer(people, now=now)
-    with StoreLease(people.store, name=LEASE, ttl_s=600):
+    with Lease(people.store, name=LEASE, ttl_s=600):
         with pytest.raises(LeaseHeld):
             second.run_pass(stop)
         thread = threading.Thread(target=second.run, args=(stop,))

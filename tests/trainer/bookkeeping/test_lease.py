@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from onlinerl.trainer.bookkeeping.lease import Lease
+from onlinerl.trainer.bookkeeping.process_identity import start_time
 
 from onlinerl.errors import LeaseHeld
 from onlinerl.trainer.bookkeeping.database import Database
-from onlinerl.trainer.bookkeeping.lease import Lease
-from onlinerl.trainer.bookkeeping.process_identity import start_time
 
 
 class Clock:

@@ -6,10 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from onlinerl.trainer.bookkeeping.lease import Lease
 
 from onlinerl.errors import LeaseHeld
 from onlinerl.trainer.bookkeeping.database import Database
-from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.bookkeeping.ledger import Ledger
 from tests.trainer.builders import START, plan, row, rows_with
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from onlinerl.trainer.bookkeeping.lease import Lease
 
 from onlinerl.errors import LeaseHeld, ServiceUnavailable, TooFewRows, TrainingError, WeightsError
 from onlinerl.trainer.backend.protocol import MemoryBackend, TrainingBackend
 from onlinerl.trainer.bookkeeping.database import Database
-from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.bookkeeping.ledger import Cycle, Ledger
 from onlinerl.trainer.bookkeeping.plan import Plan
 from onlinerl.trainer.config import TrainerConfig

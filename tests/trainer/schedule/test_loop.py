@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from onlinerl.trainer.bookkeeping.lease import Lease
 from prometheus_client import REGISTRY
 
 from onlinerl.errors import ServiceUnavailable
-from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle.run import run_cycle
 from onlinerl.trainer.registry.protocol import MemoryRegistry
