@@ -1,5 +1,6 @@
 """One holder at a time, whatever processes, clocks and the storage do."""
 
+import fcntl
 import json
 import logging
 import os
@@ -11,14 +12,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
+from onlinerl.rollout_store.tables import holder_hint
 from onlinerl.rollout_store.tables.delta_store import DeltaStore, Transaction
+from onlinerl.rollout_store.tables.holder_hint import HolderHint
 from onlinerl.rollout_store.tables.lease import MAX_SKEW_S, Lease, boot_clock
 from tests.waiting import until
 
@@ -75,12 +78,14 @@ class FaultyStore(DeltaStore):
     """Appends that fail before or after their commit."""
 
     fault: str | None = None
+    before_commit: Callable[[], None] = staticmethod(lambda: None)
 
     def append(
         self, table: str, rows: pa.Table, *, transactions: Sequence[Transaction] = ()
     ) -> int:
         if self.fault == "away":
             raise ServiceUnavailable("the storage is away")
+        self.before_commit()
         version = super().append(table, rows, transactions=transactions)
         if self.fault == "no answer":
             raise ServiceUnavailable("the storage did not answer")
@@ -215,6 +220,33 @@ def test_a_holder_stops_before_others_whose_clock_is_ahead_may_start(
     for use in (held.check, held.confirm):
         with pytest.raises(LeaseHeld, match="was not renewed for 55 s"):
             use()
+
+
+def test_the_holder_counts_from_before_a_slow_commit(store: FaultyStore, clock: Clock) -> None:
+    def wait() -> None:
+        clock.at += 30
+
+    store.before_commit = wait
+    held = lease(store, clock).take()
+    clock.at += 24
+    held.check()
+    held.renew()
+    clock.at += 24
+    held.check()
+    clock.at += 1
+    with pytest.raises(LeaseHeld, match="was not renewed for 55 s"):
+        held.check()
+
+
+def test_the_holder_counts_from_before_a_slow_taking(store: FaultyStore, clock: Clock) -> None:
+    def wait() -> None:
+        clock.at += 30
+
+    store.before_commit = wait
+    held = lease(store, clock).take()
+    clock.at += 25
+    with pytest.raises(LeaseHeld, match="was not renewed for 55 s"):
+        held.check()
 
 
 def test_an_expired_lease_that_nobody_took_can_still_be_renewed(
@@ -489,25 +521,29 @@ def test_a_hint_that_cannot_be_written_costs_only_words(
 
 
 def test_one_who_only_looks_keeps_nobody_from_taking(
-    store: DeltaStore, clock: Clock, hint: Path
+    store: DeltaStore, clock: Clock, hint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Looking locks the file for a moment; the killed process is followed at once all the same."""
     kill(lease(store, clock, hint=hint).take())
-    stop = threading.Event()
+    with hint.open() as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        monkeypatch.setattr(time, "sleep", lambda _: looked_at.close())
+        assert lease(store, clock, hint=hint).take().fence == 2
 
-    def look() -> None:
-        while not stop.is_set():
-            lease(store, clock, hint=hint).holder()
 
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        for number in range(2, 12):
-            held = lease(store, clock, hint=hint).take()
-            assert held.fence == number
-            kill(held)
-    finally:
-        stop.set()
-        watcher.join()
+def test_a_process_that_is_starting_is_waited_for(
+    store: DeltaStore, clock: Clock, hint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has locked the file and not yet written the tables."""
+    other = HolderHint(hint)
+    assert other.lock()
+    assert lease(store, clock, hint=hint).holder() == "a process that is starting"
+    monkeypatch.setattr(holder_hint, "_PAUSES_S", ())
+    monkeypatch.setattr(time, "sleep", lambda _: other.release())
+
+    lease(store, clock, hint=hint).take()
+    assert "process" in str(lease(store, clock, hint=hint).holder())
+    assert json.loads(hint.read_bytes())["fence"] == 1
 
 
 # The heartbeat

@@ -30,59 +30,9 @@ def people(tmp_path: Path) -> People:
     return people
 
 
-def lease(people: People, clock: Clock, *, ttl_s: float = 60.0) -> Lease:
-    return Lease(DeltaStore(people.store.root), name=LEASE, ttl_s=ttl_s, clock=clock)
-
-
 def maintainer(people: People, **changes: object) -> Maintainer:
     config = MaintenanceConfig(min_small_files=2, interval_s=0.01)
     return Maintainer(people.store, config=config, retention=RetentionConfig(), **changes)  # type: ignore[arg-type]
-
-
-def test_one_holder_at_a_time(people: People) -> None:
-    clock = Clock()
-    held = lease(people, clock).__enter__()
-
-    with pytest.raises(LeaseHeld, match="'maintain' is held for another 60 s at most"):
-        lease(people, clock).__enter__()
-    held.__exit__(None, None, None)
-    with lease(people, clock):
-        pass
-
-
-def test_a_holder_that_died_is_followed_when_its_time_is_up(people: People) -> None:
-    clock = Clock()
-    dead = lease(people, clock)
-    dead.__enter__()
-    clock.at += 61
-
-    with lease(people, clock):
-        with pytest.raises(LeaseHeld, match="was taken by somebody else"):
-            dead.renew()
-        dead.__exit__(None, None, None)
-        with pytest.raises(LeaseHeld, match="is held"):
-            lease(people, clock).__enter__()
-
-
-def test_renewing_moves_the_end_when_half_of_it_is_gone(people: People) -> None:
-    clock = Clock()
-    with lease(people, clock) as held:
-        version = people.store.delta("snapshots").version()
-        held.renew()
-        assert people.store.delta("snapshots").version() == version
-        clock.at += 50
-        held.renew()
-        clock.at += 50
-        with pytest.raises(LeaseHeld, match="for another 10 s"):
-            lease(people, clock).__enter__()
-
-
-def test_a_lease_adds_no_rows_and_no_files(people: People) -> None:
-    with lease(people, Clock()):
-        pass
-
-    assert people.store.dataset("snapshots").count_rows() == 0
-    assert people.store.delta("snapshots").file_uris() == []
 
 
 def test_a_pass_compacts_and_gives_the_lease_back(people: People) -> None:
