@@ -53,7 +53,7 @@ def run_deploy(settings: "Settings") -> int:
         trouble = _try_to_take(lease, store)
         try:
             with HealthServer("127.0.0.1", port, ready=lambda: controller.status):
-                _take(lease, store, controller, stop, trouble)
+                _wait_for_tables(lease, store, controller, stop, trouble)
                 _loop(controller, stop, poll_s=settings.deploy.poll_s)
         finally:
             examiner.cancel()
@@ -210,14 +210,17 @@ def _try_to_take(lease: Lease, store: DeltaStore) -> str | None:
     return None
 
 
-def _take(
+def _wait_for_tables(
     lease: Lease,
     store: DeltaStore,
     controller: Controller,
     stop: threading.Event,
     trouble: str | None,
 ) -> None:
-    """While the tables are away, try on: a process that ended would only be started again."""
+    """Try to take the lease until it works or `stop` is set.
+
+    A controller that ended instead would only be started again by its supervisor.
+    """
     streak = FaultStreak()
     while trouble is not None and not stop.is_set():
         controller.status = f"cannot take the lease: {trouble}"

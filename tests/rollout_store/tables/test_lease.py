@@ -529,6 +529,7 @@ def test_one_who_only_looks_keeps_nobody_from_taking(
         fcntl.flock(looked_at, fcntl.LOCK_SH)
         monkeypatch.setattr(time, "sleep", lambda _: looked_at.close())
         assert lease(store, clock, hint=hint).take().fence == 2
+    assert json.loads(hint.read_bytes())["fence"] == 2
 
 
 def test_a_process_that_is_starting_is_waited_for(

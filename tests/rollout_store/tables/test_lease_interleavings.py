@@ -179,6 +179,6 @@ def test_at_most_one_holds_whatever_the_order(monkeypatch: pytest.MonkeyPatch) -
     # A process that was stopped with the hint locked would be waited for in real time.
     monkeypatch.setattr(lease_module, "_HINT_WAIT_S", 0.0)
     monkeypatch.setattr(holder_hint, "_PAUSES_S", ())
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Interleavings, settings=settings(max_examples=80, stateful_step_count=30, deadline=None)
     )
