@@ -148,6 +148,10 @@ class DeployConfig(Config):
     command_timeout_s: float = Field(default=900.0, gt=0)
     """How long `onlinerl promote` and `rollback` wait for the controller, seconds."""
 
+    lease_ttl_s: float = Field(default=300.0, ge=1, le=3600)
+    """Seconds after which a controller on another machine may take over from one that was not
+    heard of."""
+
     max_attempts: int = Field(default=3, ge=1)
     """Failed attempts to measure or swap in a version before it is given up."""
 

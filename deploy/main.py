@@ -17,19 +17,19 @@ from onlinerl.deploy.promotion.commands import Commands, RollbackCommand, show_s
 from onlinerl.deploy.promotion.controller import Controller, utc_now
 from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.journal import DeltaJournal
-from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.base_checkpoint import base_checkpoint
 from onlinerl.deploy.registry.protocol import Registry
 from onlinerl.deploy.replicas.engine_control import HttpEngineControl
 from onlinerl.deploy.replicas.fleet import Fleet
-from onlinerl.errors import OnlineRLError
+from onlinerl.errors import LeaseHeld, OnlineRLError, ServiceUnavailable
 from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.process.health import HealthServer
 from onlinerl.registry.checkpoint_cache import CheckpointCache
 from onlinerl.registry.mlflow_registry import MlflowRegistry
 from onlinerl.registry.mlflow_server import MlflowServer
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.secret_names import ENGINE_SECRET
 
 if TYPE_CHECKING:
@@ -45,19 +45,24 @@ def run_deploy(settings: "Settings") -> int:
     """Run the controller, one pass over the registry every `poll_s`, until SIGTERM or SIGINT.
 
     Raises:
-        LeaseHeld: when another controller runs on this data folder.
+        LeaseHeld: when another controller of this policy runs, or took over.
     """
-    stop = threading.Event()
-    with _stopping(stop), Lease(_folder(settings)):
-        store = DeltaStore(settings.store_root, settings.store.storage_options)
-        registry = real_registry(settings)
-        checkpoints = CheckpointCache(_policy_folder(settings) / "checkpoints", registry)
-        examiner = _examiner(settings, store, checkpoints)
-        controller = _controller(settings, store, registry, checkpoints, examiner)
-        port = settings.deploy.health_port
-        with HealthServer("127.0.0.1", port, ready=lambda: controller.status):
-            _loop(controller, store, stop, poll_s=settings.deploy.poll_s)
-        examiner.cancel()
+    stop, store, registry = threading.Event(), _store(settings), real_registry(settings)
+    checkpoints = CheckpointCache(_policy_folder(settings) / "checkpoints", registry)
+    examiner = _examiner(settings, store, checkpoints)
+    lease = _lease(settings, store)
+    controller = _controller(settings, store, registry, checkpoints, examiner, lease)
+    port = settings.deploy.health_port
+    with _stopping(stop):
+        # Before the health port is bound: a second controller names the first, not the port.
+        trouble = _try_to_take(lease, store)
+        try:
+            with HealthServer("127.0.0.1", port, ready=lambda: controller.status):
+                _wait_for_tables(lease, store, controller, stop, trouble)
+                _loop(controller, stop, poll_s=settings.deploy.poll_s)
+        finally:
+            examiner.cancel()
+            lease.give_back()
     return 0
 
 
@@ -86,9 +91,11 @@ def run_rollback(settings: "Settings", version: int | None, actor: str, reason: 
 
 def run_status(settings: "Settings") -> int:
     """Print the versions, the decisions about them, and the version of each engine."""
-    return show_status(
-        real_registry(settings), replicas(settings), controller=Lease(_folder(settings)).holder()
-    )
+    try:
+        controller = _lease(settings, _store(settings)).holder()
+    except ServiceUnavailable as error:
+        controller = f"unknown ({error})"
+    return show_status(real_registry(settings), replicas(settings), controller=controller)
 
 
 def real_registry(settings: "Settings") -> Registry:
@@ -114,6 +121,21 @@ def replicas(settings: "Settings") -> list[HttpEngineControl]:
     ]
 
 
+def _store(settings: "Settings") -> DeltaStore:
+    return DeltaStore(settings.store_root, settings.store.storage_options)
+
+
+def _lease(settings: "Settings", store: DeltaStore) -> Lease:
+    """One controller per policy and set of tables."""
+    return Lease(
+        store,
+        name=f"deploy {settings.policy.name}",
+        ttl_s=settings.deploy.lease_ttl_s,
+        hint=_policy_folder(settings) / "controller.lease",
+        heartbeat=True,
+    )
+
+
 def _folder(settings: "Settings") -> Path:
     return settings.folder("deploy")
 
@@ -126,7 +148,7 @@ def _policy_folder(settings: "Settings") -> Path:
 def _commands(settings: "Settings") -> Commands:
     return Commands(
         real_registry(settings),
-        lease=Lease(_folder(settings)),
+        lease=_lease(settings, _store(settings)),
         timeout_s=settings.deploy.command_timeout_s,
         poll_s=min(1.0, settings.deploy.poll_s),
     )
@@ -153,6 +175,7 @@ def _controller(
     registry: Registry,
     checkpoints: CheckpointCache,
     examiner: Examiner,
+    lease: Lease,
 ) -> Controller:
     policy = settings.policy
     publisher = Publisher(
@@ -177,20 +200,47 @@ def _controller(
         decisions=Decisions(registry, DeltaJournal(store), policy=policy.name, now=utc_now),
         config=settings.deploy,
         register_base=register_base,
+        lease=lease,
     )
 
 
-def _loop(
-    controller: Controller, store: DeltaStore, stop: threading.Event, *, poll_s: float
+def _try_to_take(lease: Lease, store: DeltaStore) -> str | None:
+    """Create the tables and take the lease in them; returns why the tables failed."""
+    try:
+        store.create()
+        lease.take()
+    except ServiceUnavailable as error:
+        return str(error)
+    return None
+
+
+def _wait_for_tables(
+    lease: Lease,
+    store: DeltaStore,
+    controller: Controller,
+    stop: threading.Event,
+    trouble: str | None,
 ) -> None:
-    has_tables = False
+    """Try to take the lease until it works or `stop` is set.
+
+    A controller that ended instead would only be started again by its supervisor.
+    """
+    faults = FaultStreak()
+    while trouble is not None and not stop.is_set():
+        controller.status = f"cannot take the lease: {trouble}"
+        if faults.add(trouble):
+            logger.warning("%s", controller.status)
+        stop.wait(faults.wait_s(1.0))
+        trouble = _try_to_take(lease, store)
+
+
+def _loop(controller: Controller, stop: threading.Event, *, poll_s: float) -> None:
     faults = FaultStreak(max_wait_s=_MAX_WAIT_S)
     while not stop.is_set():
         try:
-            if not has_tables:
-                store.create()
-                has_tables = True
             controller.tick()
+        except LeaseHeld:
+            raise
         except OnlineRLError as error:
             reason = str(error)
             if faults.add(reason):

@@ -15,6 +15,7 @@ from onlinerl.rollout_store.config import (
     RewardsConfig,
     StoreConfig,
 )
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.trainer.backend.protocol import TrainingBackend
 from onlinerl.trainer.bookkeeping.database import Database
 from onlinerl.trainer.bookkeeping.ledger import Ledger
@@ -48,13 +49,26 @@ class TrainerSettings:
 
 
 def open_database(folder: Path) -> Database:
-    """The ledger and the lease below the trainer's folder; created when missing."""
+    """The ledger below the trainer's folder; created when missing."""
     return Database(folder / DATABASE)
 
 
 def lease_name(settings: TrainerSettings) -> str:
     """One trainer per policy."""
     return f"train {settings.policy.name}"
+
+
+def trainer_lease(settings: TrainerSettings, database: Database) -> Lease:
+    """The lease of this policy's trainer; its fence stays above any that the ledger has seen."""
+    name = lease_name(settings)
+    return Lease(
+        _open_store(settings),
+        name=name,
+        ttl_s=settings.trainer.lease_ttl_s,
+        hint=settings.folder / f"{settings.policy.name}.lease",
+        min_fence=Ledger(database).highest_fence(name),
+        heartbeat=True,
+    )
 
 
 def real_parts(settings: TrainerSettings, database: Database) -> Parts:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from onlinerl.errors import DependencyMissing, ServiceUnavailable
 from onlinerl.trainer.assembly import (
     TrainerSettings,
-    lease_name,
     open_database,
     read_from_snapshot,
     real_parts,
+    trainer_lease,
 )
-from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.cycle.run import run_cycle
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def run_train(configuration: "Settings", snapshot: str | None = None) -> int:
     with (
         _tell_that_the_window_is_kept(),
         _stopped_by_signals(),
-        Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s) as lease,
+        trainer_lease(settings, database) as lease,
     ):
         parts = real_parts(settings, database)
         if snapshot is not None:

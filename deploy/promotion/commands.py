@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.registry.protocol import (
     PROMOTE_REQUEST,
     PROMOTE_RESULT,
@@ -24,6 +23,7 @@ from onlinerl.deploy.registry.requests import OperatorReply, OperatorRequest, re
 from onlinerl.deploy.replicas.engine_control import EngineControl
 from onlinerl.errors import ConfigError, OnlineRLError, PromotionFailed, ServiceUnavailable
 from onlinerl.registry.version import CANDIDATE, CHAMPION, REVIEW, VERDICT, RegisteredVersion
+from onlinerl.rollout_store.tables.lease import Lease
 
 _TAGS = ("parent_version", "gate.finite", "gate.drift", "gate.reward", "gate.perplexity", REVIEW)
 
@@ -46,7 +46,7 @@ class Commands:
 
     Args:
         registry: Holds requests and answers as tags.
-        lease: Tells whether a controller runs here.
+        lease: The controller's lease; tells whether one runs.
         timeout_s: Longest wait for an answer, seconds.
         poll_s: Time between two reads of the registry, seconds.
         console: Prints the answer; None prints to the terminal.
@@ -125,7 +125,7 @@ class Commands:
     def _require_controller(self) -> None:
         if self._lease.holder() is None:
             raise ServiceUnavailable(
-                "no deploy controller runs on this data folder: start `onlinerl deploy`"
+                "no deploy controller runs for this policy: start `onlinerl deploy`"
             )
 
     def _wait(self, request: OperatorRequest, read_tag: Callable[[], str | None]) -> OperatorReply:
@@ -174,7 +174,7 @@ def show_status(
     for name, stamp in serving:
         engines.add_row(name, stamp)
     out.print(engines)
-    out.print(f"controller: {controller or 'none runs on this data folder'}", markup=False)
+    out.print(f"controller: {controller or 'none runs for this policy'}", markup=False)
     return 0 if any(stamp.endswith(f"/{champion}") for _, stamp in serving) else 1
 
 

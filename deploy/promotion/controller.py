@@ -9,6 +9,7 @@ folder and the engines.
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Protocol
 
 from onlinerl.deploy import metrics
 from onlinerl.deploy.config import DeployConfig
@@ -34,6 +35,16 @@ from onlinerl.registry.version import CANDIDATE, CHAMPION, PARENT, REVIEW, Regis
 logger = logging.getLogger(__name__)
 
 
+class HeldLease(Protocol):
+    """What the controller asks its lease; see `rollout_store.tables.lease.Lease`."""
+
+    def check(self) -> None:
+        """Raise LeaseHeld when the lease is lost by the clock of this process."""
+
+    def confirm(self) -> None:
+        """Raise LeaseHeld when the tables say that the lease is lost."""
+
+
 def utc_now() -> datetime:
     """The current time, UTC."""
     return datetime.now(UTC)
@@ -55,6 +66,8 @@ class Controller:
         decisions: Records what was decided.
         config: Review mode and bounds.
         register_base: Registers the base model as version 1 and returns its number.
+        lease: The right to decide. It is checked before the engines are changed, and confirmed
+            before a decision is recorded.
     """
 
     def __init__(
@@ -67,6 +80,7 @@ class Controller:
         decisions: Decisions,
         config: DeployConfig,
         register_base: Callable[[], int],
+        lease: HeldLease,
     ) -> None:
         self._registry = registry
         self._fleet = fleet
@@ -75,6 +89,7 @@ class Controller:
         self._decisions = decisions
         self._config = config
         self._register_base = register_base
+        self._lease = lease
         self._attempts: dict[int, int] = {}
         self._cleaned_up_for: tuple[int, int | None] | None = None
         self.status: str | None = "the registry has not been read yet"
@@ -88,7 +103,9 @@ class Controller:
                 pass goes on where this one stopped.
             PromotionFailed: when the base model could not be measured or put into the engines.
             WeightsError: when the base model fails a gate, or its checkpoint is damaged.
+            LeaseHeld: when another controller took over, or may soon.
         """
+        self._lease.check()
         self._registry.check()
         champion = self._registry.alias(CHAMPION)
         if champion is None:
@@ -115,7 +132,9 @@ class Controller:
             failed = next(result for result in results if result.status == "failed")
             raise WeightsError(f"the base model failed gate {failed.name}: {failed.detail}")
         manifest = self._publisher.publish(version, champion=None)
+        self._lease.check()
         swap = self._fleet.swap(self._expectation(version), fallback=None)
+        self._lease.confirm()
         self._decisions.record_promotion(
             version, champion=None, manifest=manifest, report=swap, request=None
         )
@@ -137,6 +156,7 @@ class Controller:
         for replica in replicas:
             try:
                 self._publisher.publish(champion, champion=None)
+                self._lease.check()
                 self._fleet.swap(self._expectation(champion), fallback=None, only=[replica])
             except (PromotionFailed, WeightsError, ServiceUnavailable) as error:
                 failures.append(f"{replica.name} could not be seeded: {error}")
@@ -285,7 +305,9 @@ class Controller:
 
     def _promote(self, version: int, champion: int, request: OperatorRequest | None) -> int:
         manifest = self._publisher.publish(version, champion=champion)
+        self._lease.confirm()
         swap = self._fleet.swap(self._expectation(version), fallback=champion)
+        self._lease.confirm()
         self._decisions.record_promotion(
             version, champion=champion, manifest=manifest, report=swap, request=request
         )
@@ -318,10 +340,12 @@ class Controller:
             swap = SwapReport()
             if target != champion:
                 self._publisher.publish(target, champion=None)
+                self._lease.check()
                 swap = self._fleet.swap(self._expectation(target), fallback=champion)
         except (PromotionFailed, WeightsError) as error:
             self._decisions.answer_rollback(request, "failed", str(error))
             return champion
+        self._lease.confirm()
         self._decisions.record_rollback(target, champion=champion, report=swap, request=request)
         return target
 

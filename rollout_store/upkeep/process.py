@@ -11,7 +11,7 @@ from onlinerl.errors import LeaseHeld, OnlineRLError
 from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.process.health import HealthServer
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
-from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.rollout_store.upkeep import metrics
 from onlinerl.rollout_store.upkeep.config import MaintenanceConfig, RetentionConfig
 from onlinerl.rollout_store.upkeep.tables import TableUpkeep, maintain
@@ -126,7 +126,7 @@ class Maintainer:
         """
         started_at, results = self._clock(), []
         self._store.create()
-        lease = StoreLease(self._store, name=LEASE, ttl_s=self._config.lease_ttl_s)
+        lease = Lease(self._store, name=LEASE, ttl_s=self._config.lease_ttl_s)
 
         def keep_alive() -> None:
             self._seen_at = self._clock()

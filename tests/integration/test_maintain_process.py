@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from onlinerl.rollout_store.snapshots.named import create_snapshot
-from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.rollout_store.upkeep.process import LEASE
 from tests.brokers import free_port
 from tests.events import NOON
@@ -75,7 +75,7 @@ def test_it_keeps_the_tables_up_survives_a_kill_and_stops_when_asked(tmp_path: P
     version = held.versions["interactions"]
     assert len(people.column("interactions", "interaction_id")) == 41
     assert people.store.dataset("interactions", version=version).count_rows() == 1
-    with StoreLease(people.store, name=LEASE, ttl_s=1):
+    with Lease(people.store, name=LEASE, ttl_s=1):
         pass
     acts = people.store.dataset("audit").to_table(["action", "detail"]).to_pylist()
     upkeep = [json.loads(act["detail"]) for act in acts if act["action"] == "maintain"]

@@ -15,7 +15,7 @@ from onlinerl.errors import ConfigError
 from onlinerl.rollout_store.snapshots.named import create_snapshot, readable
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.rollout_store.tables.files import TableFiles
-from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.rollout_store.upkeep.config import MaintenanceConfig, RetentionConfig
 from onlinerl.rollout_store.upkeep.tables import TableUpkeep, maintain
 from tests.object_store import Bucket, s3_bucket
@@ -147,5 +147,5 @@ def test_a_person_is_erased_from_the_bucket_by_the_command(
     assert files_that_hold(bucket, people, *needles) == []
     assert people.column("interactions", "interaction_id") == [bob]
     assert some_id("bob-1") == bob
-    with StoreLease(people.store, name="maintain", ttl_s=60):
+    with Lease(people.store, name="maintain", ttl_s=60):
         pass

@@ -22,15 +22,15 @@ from safetensors.torch import load_file
 from onlinerl.registry.checkpoint import verify_checkpoint, write_manifest
 from onlinerl.rollout_store.config import PolicyConfig, RegistryConfig
 from onlinerl.settings import Settings
-from onlinerl.trainer.assembly import FAULT_VARIABLE, open_database
-from onlinerl.trainer.bookkeeping.database import Database
+from onlinerl.trainer.assembly import FAULT_VARIABLE, open_database, trainer_lease
 from onlinerl.trainer.bookkeeping.ledger import Cycle, Ledger
-from onlinerl.trainer.bookkeeping.process_identity import start_time
 from onlinerl.trainer.config import ScheduleConfig, TrainerConfig
 from onlinerl.trainer.cycle.outcome import outcome_folder
 from onlinerl.trainer.cycle.parts import FAULTS
+from onlinerl.trainer.main import trainer_settings
 from onlinerl.trainer.schedule.exit_codes import EXIT_LEASE_HELD
 from tests.brokers import free_port
+from tests.process_identity import start_time
 from tests.registry_server import mlflow_server
 from tests.trainer.builders import REWARDS, make_store, promotion
 from tests.trainer.sampled_rollouts import prefer_even_tokens, sample_interactions
@@ -232,9 +232,11 @@ def test_a_cycle_killed_at_every_point_in_turn_keeps_its_window_and_registers_on
 def test_the_second_of_two_trainers_says_who_holds_the_lease(stack: Stack) -> None:
     file = stack.settings.data_dir / "settings.json"
     file.write_text(stack.settings.model_dump_json(), encoding="utf-8")
-    database = open_database(stack.settings.folder("trainer"))
+    lease = trainer_lease(
+        trainer_settings(stack.settings), open_database(stack.settings.folder("trainer"))
+    )
     with subprocess.Popen([*JOB, str(file)], stderr=subprocess.PIPE, text=True) as first:
-        while not _is_leased(database.path):
+        while f"process {first.pid} on" not in str(lease.holder()):
             assert first.poll() is None
         second = stack.train()
         first.communicate(timeout=200)
@@ -242,12 +244,6 @@ def test_the_second_of_two_trainers_says_who_holds_the_lease(stack: Stack) -> No
     assert first.returncode == 0
     assert second.returncode == EXIT_LEASE_HELD
     assert f"is held by process {first.pid} on" in second.stderr
-
-
-def _is_leased(path: Path) -> bool:
-    with Database(path).read() as connection:
-        row = connection.execute("SELECT pid FROM leases").fetchone()
-    return row is not None and row[0] is not None
 
 
 def test_a_second_cycle_finds_no_rows_that_the_first_has_not_learned_from(stack: Stack) -> None:
@@ -298,11 +294,10 @@ def test_a_schedule_that_is_ended_in_mid_training_leaves_no_process(stack: Stack
     settings = stack.settings.model_copy(update={"schedule": schedule, "trainer": slow})
     file = settings.data_dir / "settings.json"
     file.write_text(settings.model_dump_json(), encoding="utf-8")
-    database = open_database(settings.folder("trainer")).path
     with subprocess.Popen([sys.executable, "-c", RUN_SCHEDULE, str(file)]) as process:
         _wait_until(lambda: stack.ledger.count() == 1, process=process)
-        with Database(database).read() as connection:
-            trainer = connection.execute("SELECT pid FROM leases").fetchone()[0]
+        hint = settings.folder("trainer") / "assistant.lease"
+        trainer = json.loads(hint.read_bytes())["pid"]
         process.terminate()
 
         assert process.wait(timeout=60) == 0

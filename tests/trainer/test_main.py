@@ -6,6 +6,7 @@ import pytest
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.rollout_store.config import PolicyConfig
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
 from onlinerl.settings import Settings
 from onlinerl.trainer import main
 
@@ -16,6 +17,7 @@ def test_a_registry_that_fails_in_mid_cycle_is_an_error_that_says_what_happens_n
     def fail(*arguments: object, **options: object) -> None:
         raise ServiceUnavailable("API request failed with 503")
 
+    DeltaStore(str(tmp_path / "store")).create()
     monkeypatch.setattr(main, "real_parts", lambda settings, database: None)
     monkeypatch.setattr(main, "run_cycle", fail)
 

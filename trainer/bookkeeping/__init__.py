@@ -1,4 +1,4 @@
-"""The SQLite ledger of cycles, of the rows that were learned from, and of the lease.
+"""The SQLite ledger of cycles and of the rows that were learned from.
 
 Imports `rollouts`.
 """

@@ -1,7 +1,7 @@
-"""The SQLite file behind the ledger and the lease: its tables, and how it is written.
+"""The SQLite file behind the ledger: its tables, and how it is written.
 
-One file for both, so that a write of the ledger can check in its own transaction that the lease
-is still held. A connection lives for one operation: threads and forks share nothing.
+It also keeps the highest fence of each lease, so that a write of the ledger can refuse a lower one
+in its own transaction. A connection lives for one operation: threads and forks share nothing.
 """
 
 import sqlite3
@@ -30,15 +30,10 @@ CREATE TABLE IF NOT EXISTS trained (
   cycle INTEGER NOT NULL REFERENCES cycles (number),
   PRIMARY KEY (interaction_id, choice_index)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS leases (
+CREATE TABLE IF NOT EXISTS fences (
   name TEXT PRIMARY KEY,
-  fence INTEGER NOT NULL,
-  host TEXT,
-  pid INTEGER,
-  started TEXT,
-  taken_at REAL,
-  seen_at REAL
-);
+  fence INTEGER NOT NULL
+) WITHOUT ROWID;
 """
 
 
@@ -51,6 +46,9 @@ class Database:
         with closing(self._connect()) as connection:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(_TABLES)
+            has_leases = _has_leases(connection)
+        if has_leases:
+            self._replace_leases()
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
@@ -70,9 +68,21 @@ class Database:
                 raise
             connection.execute("COMMIT")
 
+    def _replace_leases(self) -> None:
+        """Keep the fences of a file that also held the leases themselves."""
+        with self.write() as connection:
+            if _has_leases(connection):  # unless another process was faster
+                connection.execute("INSERT OR IGNORE INTO fences SELECT name, fence FROM leases")
+                connection.execute("DROP TABLE leases")
+
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         return connection
+
+
+def _has_leases(connection: sqlite3.Connection) -> bool:
+    found = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'leases'")
+    return found.fetchone() is not None

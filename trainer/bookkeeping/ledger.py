@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from onlinerl.errors import LeaseHeld
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.trainer.bookkeeping.database import Database
-from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.bookkeeping.plan import Plan
 from onlinerl.trainer.rollouts.rows import RowKey
 
@@ -52,7 +53,11 @@ class LastCycle:
 
 
 class Ledger:
-    """The ledger of one data folder. Every write needs the lease it was made under."""
+    """The ledger of one data folder.
+
+    Every write needs the lease under which it is made. It raises LeaseHeld when that lease is no
+    longer held, or when the ledger has seen a higher fence: another trainer works with it by then.
+    """
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database = database
@@ -105,10 +110,24 @@ class Ledger:
             ).fetchone()
         return {} if row is None else dict(json.loads(row[0]))
 
+    def highest_fence(self, name: str) -> int:
+        """The highest fence of a lease that this ledger has seen; 0 when it has seen none."""
+        with self._database.read() as connection:
+            return _highest_fence(connection, name)
+
+    def begin(self, *, lease: Lease) -> None:
+        """Refuse every earlier holder of the lease from now on; call it before reading.
+
+        Raises:
+            LeaseHeld: the lease is lost, or a later holder was here.
+        """
+        with self._database.write() as connection:
+            _fence(connection, lease)
+
     def add(self, plan: Plan, *, lease: Lease) -> Cycle:
         """Record a plan before anything is done about it."""
         with self._database.write() as connection:
-            lease.check(connection)
+            _fence(connection, lease)
             number = connection.execute(
                 "INSERT INTO cycles (policy, status, plan, planned_at) VALUES (?, 'planned', ?, ?)",
                 (plan.policy, plan.model_dump_json(), self._clock()),
@@ -137,7 +156,7 @@ class Ledger:
             sqlite3.IntegrityError: when a row was learned from before.
         """
         with self._database.write() as connection:
-            lease.check(connection)
+            _fence(connection, lease)
             connection.executemany(
                 "INSERT INTO trained (interaction_id, choice_index, cycle) VALUES (?, ?, ?)",
                 [(*key, cycle.number) for key in cycle.plan.keys],
@@ -152,10 +171,33 @@ class Ledger:
         self, cycle: Cycle, change: str, values: tuple[object, ...], *, lease: Lease
     ) -> None:
         with self._database.write() as connection:
-            lease.check(connection)
+            _fence(connection, lease)
             connection.execute(
                 f"UPDATE cycles SET {change} WHERE number = ?", (*values, cycle.number)
             )
+
+
+def _highest_fence(connection: sqlite3.Connection, name: str) -> int:
+    row = connection.execute("SELECT fence FROM fences WHERE name = ?", (name,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _fence(connection: sqlite3.Connection, lease: Lease) -> None:
+    """Let only the latest holder of a lease commit the transaction.
+
+    Raises:
+        LeaseHeld: it is another one.
+    """
+    lease.check()
+    highest = _highest_fence(connection, lease.name)
+    if highest > lease.fence:
+        raise LeaseHeld(
+            f"lost the lease {lease.name!r} (fence {lease.fence}): the ledger was written under "
+            f"fence {highest}; run the trainer again, it takes the next one"
+        )
+    connection.execute(
+        "INSERT OR REPLACE INTO fences (name, fence) VALUES (?, ?)", (lease.name, lease.fence)
+    )
 
 
 def _cycle(row: sqlite3.Row) -> Cycle:

@@ -15,7 +15,7 @@ import logging
 from datetime import timedelta
 
 from onlinerl.errors import TrainingError
-from onlinerl.trainer.bookkeeping.lease import Lease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.trainer.bookkeeping.ledger import Cycle
 from onlinerl.trainer.bookkeeping.plan import Plan
 from onlinerl.trainer.cycle.outcome import forget_old_outcomes, read_outcome
@@ -34,8 +34,10 @@ def run_cycle(parts: Parts, *, lease: Lease) -> Cycle:
         TooFewRows: when there is no cycle to finish and not enough to learn from.
         ServiceUnavailable: when the registry or the tables cannot be read; nothing has changed.
         TrainingError: when no update can be computed; the cycle is marked as failed.
+        LeaseHeld: when another trainer took the lease since; the cycle is left as it was.
     """
     parts.registry.check()
+    parts.ledger.begin(lease=lease)
     cycle = find_unfinished(parts, lease=lease) or parts.ledger.add(plan_cycle(parts), lease=lease)
     logger.info("cycle", extra={"cycle": cycle.cycle_id, "status": cycle.status})
     parts.fault("planned")

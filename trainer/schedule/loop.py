@@ -16,8 +16,7 @@ from pathlib import Path
 from onlinerl.errors import OnlineRLError, TooFewRows
 from onlinerl.process.fault_streak import FaultStreak
 from onlinerl.process.files import replace_file
-from onlinerl.trainer.assembly import TrainerSettings, lease_name, open_database, real_parts
-from onlinerl.trainer.bookkeeping.lease import Lease
+from onlinerl.trainer.assembly import TrainerSettings, open_database, real_parts, trainer_lease
 from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle.parts import Parts
 from onlinerl.trainer.cycle.run import plan_cycle
@@ -182,12 +181,17 @@ def run(settings: TrainerSettings, config: ScheduleConfig, *, configuration: str
     stop = threading.Event()
     database = open_database(settings.folder)
     parts = real_parts(settings, database)
-    lease = Lease(database, name=lease_name(settings), ttl_s=settings.trainer.lease_ttl_s)
+    lease = trainer_lease(settings, database)
+
+    def lease_held_by() -> str | None:
+        holder = lease.holder()
+        return holder and f"the lease {lease.name!r} is held by {holder}"
+
     schedule = Schedule(
         parts,
         config=config,
         run_job=_job(write_configuration(settings.folder, configuration), config, stop=stop),
-        lease_held_by=lease.held_by,
+        lease_held_by=lease_held_by,
     )
     clock = BlockingScheduler(timezone=UTC)
     clock.add_job(

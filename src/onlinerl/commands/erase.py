@@ -20,7 +20,7 @@ from onlinerl.rollout_store.erasure.person_ids import IdsByTenant
 from onlinerl.rollout_store.erasure.report import ErasureReport
 from onlinerl.rollout_store.erasure.state import StateFile
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
-from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.rollout_store.upkeep.process import LEASE
 from onlinerl.settings import Settings
 
@@ -99,7 +99,7 @@ def _erase(erasure: Erasure, users: Mapping[str, str], *, ttl_s: float) -> Erasu
     )
 
 
-def _renewing(lease: StoreLease, count_file: Callable[[], None]) -> Callable[[], None]:
+def _renewing(lease: Lease, count_file: Callable[[], None]) -> Callable[[], None]:
     def on_file() -> None:
         count_file()
         lease.renew()
@@ -168,18 +168,18 @@ class ResponsesCopy(OutsideCopy):
 
 
 @contextmanager
-def _lease(store: DeltaStore, *, ttl_s: float) -> Iterator[StoreLease]:
+def _lease(store: DeltaStore, *, ttl_s: float) -> Iterator[Lease]:
     """Hold the lease of upkeep, whose compaction would move rows to files already searched."""
     store.create()
     with ExitStack() as stack:
         yield _wait_for_lease(stack, store, ttl_s=ttl_s)
 
 
-def _wait_for_lease(stack: ExitStack, store: DeltaStore, *, ttl_s: float) -> StoreLease:
+def _wait_for_lease(stack: ExitStack, store: DeltaStore, *, ttl_s: float) -> Lease:
     deadline = time.monotonic() + LEASE_WAIT_S
     while True:
         try:
-            return stack.enter_context(StoreLease(store, name=LEASE, ttl_s=ttl_s))
+            return stack.enter_context(Lease(store, name=LEASE, ttl_s=ttl_s))
         except LeaseHeld as error:
             if time.monotonic() > deadline:
                 raise

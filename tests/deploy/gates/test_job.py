@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from onlinerl.deploy.gates.spec import GateSpec, HeldOutAnswer, Measurements, Reference
-from onlinerl.trainer.bookkeeping.process_identity import start_time
+from tests.process_identity import start_time
 from tests.waiting import until
 
 

@@ -6,11 +6,12 @@ import pytest
 from rich.console import Console
 
 from onlinerl.deploy.promotion.commands import Commands, RollbackCommand, show_status
-from onlinerl.deploy.promotion.lease import Lease
 from onlinerl.deploy.registry.requests import OperatorReply, OperatorRequest, open_request
 from onlinerl.deploy.replicas.engine_control import MemoryEngineControl
 from onlinerl.errors import ConfigError, PromotionFailed, ServiceUnavailable
 from onlinerl.registry.memory_registry import MemoryRegistry
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.lease import Lease
 
 
 class AnsweringRegistry(MemoryRegistry):
@@ -44,6 +45,12 @@ def registry(tmp_path: Path) -> AnsweringRegistry:
     return made
 
 
+def controller_lease(folder: Path) -> Lease:
+    store = DeltaStore(str(folder / "store"))
+    store.create()
+    return Lease(store, name="deploy assistant", ttl_s=60.0, hint=folder / "controller.lease")
+
+
 def commands(registry: MemoryRegistry, lease: Lease, *, timeout_s: float = 5.0) -> Commands:
     console = Console(file=io.StringIO())
     return Commands(registry, lease=lease, timeout_s=timeout_s, poll_s=0.01, console=console)
@@ -52,8 +59,8 @@ def commands(registry: MemoryRegistry, lease: Lease, *, timeout_s: float = 5.0) 
 def test_promote_approves_the_candidate_and_waits(
     registry: AnsweringRegistry, tmp_path: Path
 ) -> None:
-    with Lease(tmp_path):
-        assert commands(registry, Lease(tmp_path)).promote(None, actor="ada") == 0
+    with controller_lease(tmp_path):
+        assert commands(registry, controller_lease(tmp_path)).promote(None, actor="ada") == 0
 
     assert registry.tags[2]["review"] == "approved"
     assert "promote.request" in registry.tags[2]
@@ -61,8 +68,8 @@ def test_promote_approves_the_candidate_and_waits(
 
 def test_a_refusal_is_an_error_with_its_reason(registry: AnsweringRegistry, tmp_path: Path) -> None:
     registry.verdict = "refused"
-    with Lease(tmp_path), pytest.raises(PromotionFailed, match="refused: asked by ada"):
-        commands(registry, Lease(tmp_path)).promote(2, actor="ada")
+    with controller_lease(tmp_path), pytest.raises(PromotionFailed, match="refused: asked by ada"):
+        commands(registry, controller_lease(tmp_path)).promote(2, actor="ada")
 
 
 def test_rollback_waits_for_its_own_answer(registry: AnsweringRegistry, tmp_path: Path) -> None:
@@ -70,29 +77,32 @@ def test_rollback_waits_for_its_own_answer(registry: AnsweringRegistry, tmp_path
     registry.of_model["rollback.result"] = OperatorReply(
         id="old", verdict="failed", reason="of another request"
     ).model_dump_json()
-    with Lease(tmp_path):
+    with controller_lease(tmp_path):
         command = RollbackCommand(1, actor="ada", reason="worse")
-        assert commands(registry, Lease(tmp_path)).roll_back(command) == 0
+        assert commands(registry, controller_lease(tmp_path)).roll_back(command) == 0
 
 
 def test_without_a_controller_nothing_is_asked(registry: AnsweringRegistry, tmp_path: Path) -> None:
     with pytest.raises(ServiceUnavailable, match="onlinerl deploy"):
-        commands(registry, Lease(tmp_path)).promote(2, actor="ada")
+        commands(registry, controller_lease(tmp_path)).promote(2, actor="ada")
     assert "promote.request" not in registry.tags[2]
 
 
 def test_a_version_that_does_not_exist_is_named(
     registry: AnsweringRegistry, tmp_path: Path
 ) -> None:
-    with Lease(tmp_path), pytest.raises(ConfigError, match="no version 9"):
-        commands(registry, Lease(tmp_path)).promote(9, actor="ada")
+    with controller_lease(tmp_path), pytest.raises(ConfigError, match="no version 9"):
+        commands(registry, controller_lease(tmp_path)).promote(9, actor="ada")
 
 
 def test_the_wait_for_an_answer_is_bounded(tmp_path: Path) -> None:
     silent = MemoryRegistry()
     silent.add(tmp_path)
-    with Lease(tmp_path), pytest.raises(ServiceUnavailable, match="did not answer within"):
-        commands(silent, Lease(tmp_path), timeout_s=0.05).promote(1, actor="ada")
+    with (
+        controller_lease(tmp_path),
+        pytest.raises(ServiceUnavailable, match="did not answer within"),
+    ):
+        commands(silent, controller_lease(tmp_path), timeout_s=0.05).promote(1, actor="ada")
 
 
 @pytest.mark.parametrize("tag", [None, "nonsense", "{}"])
@@ -116,8 +126,8 @@ def test_in_a_file_no_cell_of_the_status_is_folded(
     registry.set_tags(2, {"parent_version": "1", "gate.perplexity": "passed", "verdict": "refused"})
     engine = MemoryEngineControl("http://engine-of-the-second-rack.example.org:8001")
     engine.set_stamp("assistant-for-the-support-desk/1")
-    with Lease(tmp_path):
-        show_status(registry, [engine], controller=Lease(tmp_path).holder())
+    with controller_lease(tmp_path):
+        show_status(registry, [engine], controller=controller_lease(tmp_path).holder())
 
     lines = capsys.readouterr().out.splitlines()
     assert any("candidate" in line and "refused" in line and "pending" in line for line in lines)

@@ -1,6 +1,7 @@
 import json
 import math
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,17 +12,19 @@ import pytest
 from onlinerl.deploy.config import DeployConfig, DriftGateConfig, GatesConfig, PerplexityGateConfig
 from onlinerl.deploy.gates.examiner import Examiner, GateJob
 from onlinerl.deploy.gates.spec import AnswerScore, GateSpec, HeldOutAnswer, Measurements
-from onlinerl.deploy.promotion.controller import Controller
+from onlinerl.deploy.promotion.controller import Controller, HeldLease
 from onlinerl.deploy.promotion.decisions import Decisions
 from onlinerl.deploy.promotion.journal import MemoryJournal
 from onlinerl.deploy.promotion.publisher import Publisher
 from onlinerl.deploy.registry.requests import OperatorRequest
-from onlinerl.deploy.replicas.engine_control import MemoryEngineControl
+from onlinerl.deploy.replicas.engine_control import MemoryEngineControl, WorkerStatus
 from onlinerl.deploy.replicas.fleet import Fleet, Probe
 from onlinerl.deploy.weights.delta import HostTensor, read_checkpoint, read_manifest
-from onlinerl.errors import PromotionFailed, ServiceUnavailable, WeightsError
+from onlinerl.errors import LeaseHeld, PromotionFailed, ServiceUnavailable, WeightsError
 from onlinerl.registry.checkpoint_cache import CheckpointCache
 from onlinerl.registry.memory_registry import MemoryRegistry
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.lease import Lease
 from tests.deploy.builders import equal, nudged, weights, write_checkpoint
 
 
@@ -61,6 +64,24 @@ def measured(*, k3: float | None = 0.01, perplexity: float = 10.0) -> Measuremen
 
 
 @dataclass
+class MemoryLease:
+    """Held until its number of further questions is used up."""
+
+    checks_left: int = 1_000_000
+    confirmations_left: int = 1_000_000
+
+    def check(self) -> None:
+        self.checks_left -= 1
+        if self.checks_left < 0:
+            raise LeaseHeld("lost the lease: it was not renewed")
+
+    def confirm(self) -> None:
+        self.confirmations_left -= 1
+        if self.confirmations_left < 0:
+            raise LeaseHeld("lost the lease: it was taken by somebody else")
+
+
+@dataclass
 class World:
     """A controller and everything around it, in memory and in one folder."""
 
@@ -72,6 +93,7 @@ class World:
     found: dict[int, Measurements] = field(default_factory=dict)
     specs: list[GateSpec] = field(default_factory=list)
     tensors: dict[int, dict[str, HostTensor]] = field(default_factory=dict)
+    lease: HeldLease = field(default_factory=MemoryLease)
     controller: Controller = field(init=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +133,7 @@ class World:
             ),
             config=self.config,
             register_base=lambda: self.add(candidate=False),
+            lease=self.lease,
         )
 
     def start_job(self, spec_file: Path, out_file: Path) -> GateJob:
@@ -716,3 +739,88 @@ def ask_promote(world: World, version: int) -> None:
 def ask_rollback(world: World, version: int | None) -> None:
     request = OperatorRequest(id="r1", version=version, actor="ada", reason="worse")
     world.registry.set_model_tag("rollback.request", request.model_dump_json())
+
+
+def run_passes(world: World) -> None:
+    """Run passes until nothing changes any more, or the lease is lost."""
+    for _ in range(6):
+        world.controller.tick()
+
+
+@pytest.mark.parametrize(
+    ("asks", "lease", "was_swapped"),
+    [
+        ("promote", MemoryLease(checks_left=0), False),
+        ("promote", MemoryLease(confirmations_left=0), False),
+        ("promote", MemoryLease(confirmations_left=1), True),
+        ("rollback", MemoryLease(checks_left=0), False),
+        ("rollback", MemoryLease(checks_left=1), False),
+        ("rollback", MemoryLease(confirmations_left=0), True),
+    ],
+)
+def test_a_controller_that_lost_its_lease_decides_nothing(
+    serving: World, asks: str, lease: MemoryLease, was_swapped: bool
+) -> None:
+    serving.add()
+    if asks == "rollback":
+        run_passes(serving)
+        ask_rollback(serving, 1)
+    champion, actions = serving.registry.aliases["champion"], serving.actions()
+    stamp = serving.engine.stamp()
+    serving.lease = lease
+    serving.restart()
+
+    with pytest.raises(LeaseHeld):
+        run_passes(serving)
+
+    assert serving.registry.aliases["champion"] == champion
+    assert serving.actions() == actions
+    assert (serving.engine.stamp() != stamp) == was_swapped
+
+
+def test_a_controller_that_lost_its_lease_seeds_no_engine(serving: World) -> None:
+    serving.engine.set_stamp("default")
+    serving.engine._status = WorkerStatus(state="idle")
+    serving.lease = MemoryLease(checks_left=1)
+    serving.restart()
+
+    with pytest.raises(LeaseHeld):
+        run_passes(serving)
+    assert serving.engine.stamp() == "default"
+
+
+@pytest.mark.parametrize("asks", ["promote", "rollback"])
+def test_of_two_controllers_on_two_machines_only_the_one_with_the_lease_decides(
+    tmp_path: Path, asks: str
+) -> None:
+    """The first is frozen in the middle of a swap, and wakes up after the second took over."""
+    store = DeltaStore(str(tmp_path / "store"))
+    store.create()
+    first = Lease(store, name="deploy assistant", ttl_s=300.0)
+    second = Lease(store, name="deploy assistant", ttl_s=300.0, clock=lambda: time.time() + 301)
+    world = World(tmp_path, lease=first.take())
+    world.engine.digests = Digests(tmp_path / "weights")
+    run_passes(world)
+    world.add()
+    if asks == "rollback":
+        run_passes(world)
+        ask_rollback(world, 1)
+    champion, actions = world.registry.aliases["champion"], world.actions()
+
+    class Freezing(MemoryEngineControl):
+        def resume(self) -> None:
+            super().resume()
+            if not second.fence:
+                second.take()
+
+    world.engine.__class__ = Freezing
+    with pytest.raises(LeaseHeld, match="taken by somebody else, whose fence is 2"):
+        run_passes(world)
+    assert world.registry.aliases["champion"] == champion
+    assert world.actions() == actions
+
+    world.lease = second
+    world.restart()
+    run_passes(world)
+    assert world.registry.aliases["champion"] == (2 if asks == "promote" else 1)
+    assert len(world.actions()) == len(actions) + 1

@@ -8,7 +8,7 @@ import pytest
 
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
-from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.rollout_store.upkeep.config import MaintenanceConfig, RetentionConfig
 from onlinerl.rollout_store.upkeep.process import LEASE, Maintainer
 from tests.rollout_store.people import People
@@ -30,59 +30,9 @@ def people(tmp_path: Path) -> People:
     return people
 
 
-def lease(people: People, clock: Clock, *, ttl_s: float = 60.0) -> StoreLease:
-    return StoreLease(DeltaStore(people.store.root), name=LEASE, ttl_s=ttl_s, clock=clock)
-
-
 def maintainer(people: People, **changes: object) -> Maintainer:
     config = MaintenanceConfig(min_small_files=2, interval_s=0.01)
     return Maintainer(people.store, config=config, retention=RetentionConfig(), **changes)  # type: ignore[arg-type]
-
-
-def test_one_holder_at_a_time(people: People) -> None:
-    clock = Clock()
-    held = lease(people, clock).__enter__()
-
-    with pytest.raises(LeaseHeld, match="'maintain' is held for another 60 s at most"):
-        lease(people, clock).__enter__()
-    held.__exit__(None, None, None)
-    with lease(people, clock):
-        pass
-
-
-def test_the_lease_of_a_dead_holder_can_be_taken_after_its_ttl(people: People) -> None:
-    clock = Clock()
-    dead = lease(people, clock)
-    dead.__enter__()
-    clock.at += 61
-
-    with lease(people, clock):
-        with pytest.raises(LeaseHeld, match="was taken by somebody else"):
-            dead.renew()
-        dead.__exit__(None, None, None)
-        with pytest.raises(LeaseHeld, match="is held"):
-            lease(people, clock).__enter__()
-
-
-def test_renewing_extends_the_lease_after_half_of_its_ttl(people: People) -> None:
-    clock = Clock()
-    with lease(people, clock) as held:
-        version = people.store.delta("snapshots").version()
-        held.renew()
-        assert people.store.delta("snapshots").version() == version
-        clock.at += 50
-        held.renew()
-        clock.at += 50
-        with pytest.raises(LeaseHeld, match="for another 10 s"):
-            lease(people, clock).__enter__()
-
-
-def test_a_lease_adds_no_rows_and_no_files(people: People) -> None:
-    with lease(people, Clock()):
-        pass
-
-    assert people.store.dataset("snapshots").count_rows() == 0
-    assert people.store.delta("snapshots").file_uris() == []
 
 
 def test_a_pass_compacts_and_gives_the_lease_back(people: People) -> None:
@@ -90,7 +40,7 @@ def test_a_pass_compacts_and_gives_the_lease_back(people: People) -> None:
 
     (interactions,) = [each for each in done if each.table == "interactions"]
     assert interactions.compacted.num_files_before == 3
-    with StoreLease(people.store, name=LEASE, ttl_s=1):
+    with Lease(people.store, name=LEASE, ttl_s=1):
         pass
 
 
@@ -99,7 +49,7 @@ def test_a_pass_ends_between_tables_when_it_is_stopped(people: People) -> None:
     stop.set()
 
     assert maintainer(people).run_pass(stop) == []
-    with StoreLease(people.store, name=LEASE, ttl_s=1):
+    with Lease(people.store, name=LEASE, ttl_s=1):
         pass
 
 
@@ -110,7 +60,7 @@ def test_a_second_process_waits_and_is_ready(people: People) -> None:
         return datetime.now(UTC)
 
     second = maintainer(people, now=now)
-    with StoreLease(people.store, name=LEASE, ttl_s=600):
+    with Lease(people.store, name=LEASE, ttl_s=600):
         with pytest.raises(LeaseHeld):
             second.run_pass(stop)
         thread = threading.Thread(target=second.run, args=(stop,))

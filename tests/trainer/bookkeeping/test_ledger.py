@@ -1,6 +1,8 @@
 """What the ledger remembers."""
 
+import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -8,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from onlinerl.errors import LeaseHeld
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.trainer.bookkeeping.database import Database
-from onlinerl.trainer.bookkeeping.lease import Lease
-from onlinerl.trainer.bookkeeping.ledger import Ledger
+from onlinerl.trainer.bookkeeping.ledger import Cycle, Ledger
 from tests.trainer.builders import START, plan, row, rows_with
 
 
@@ -20,9 +23,24 @@ def database(tmp_path: Path) -> Database:
 
 
 @pytest.fixture
-def lease(database: Database) -> Iterator[Lease]:
-    with Lease(database, name="train", ttl_s=60.0) as held:
+def store(tmp_path: Path) -> DeltaStore:
+    made = DeltaStore(str(tmp_path / "store"))
+    made.create()
+    return made
+
+
+@pytest.fixture
+def lease(store: DeltaStore) -> Iterator[Lease]:
+    with Lease(store, name="train", ttl_s=60.0) as held:
         yield held
+
+
+def take_over(store: DeltaStore, *, min_fence: int = 0) -> Lease:
+    """Another machine takes the lease from a holder that was silent for too long."""
+    later = Lease(
+        store, name="train", ttl_s=60.0, min_fence=min_fence, clock=lambda: time.time() + 61
+    )
+    return later.take()
 
 
 @pytest.fixture
@@ -93,28 +111,88 @@ def test_the_last_finished_cycle_says_when_and_how(ledger: Ledger, lease: Lease)
     assert (last.finished_at, last.status) == (42.0, "failed")
 
 
-def test_nothing_is_written_without_the_lease(database: Database, ledger: Ledger) -> None:
-    with Lease(database, name="train", ttl_s=60.0) as lease:
-        cycle = ledger.add(plan([row(0)]), lease=lease)
-
+def assert_refused(ledger: Ledger, cycle: Cycle, *, lease: Lease) -> None:
+    with pytest.raises(LeaseHeld):
+        ledger.begin(lease=lease)
     with pytest.raises(LeaseHeld):
         ledger.add(plan(), lease=lease)
     with pytest.raises(LeaseHeld):
+        ledger.begin_attempt(cycle, lease=lease)
+    with pytest.raises(LeaseHeld):
         ledger.mark_trained(cycle, lease=lease)
     with pytest.raises(LeaseHeld):
+        ledger.mark_failed(cycle, reason="x", lease=lease)
+    with pytest.raises(LeaseHeld):
         ledger.mark_registered(cycle, version=2, baselines={}, lease=lease)
-    assert ledger.cycle(cycle.number).status == "planned"
+    assert ledger.count() == 1
+    assert ledger.cycle(cycle.number) == cycle
     assert ledger.trained_rows() == []
 
 
+def test_nothing_is_written_without_the_lease(store: DeltaStore, ledger: Ledger) -> None:
+    with Lease(store, name="train", ttl_s=60.0) as lease:
+        cycle = ledger.add(plan([row(0)]), lease=lease)
+
+    assert_refused(ledger, cycle, lease=lease)
+
+
+def test_a_holder_that_was_frozen_and_overtaken_writes_nothing(
+    store: DeltaStore, ledger: Ledger, lease: Lease
+) -> None:
+    """By its own clock it still holds the lease, as after a pause of its whole machine."""
+    cycle = ledger.add(plan([row(0)]), lease=lease)
+    successor = take_over(store)
+    ledger.begin(lease=successor)
+    lease.check()
+
+    with pytest.raises(LeaseHeld, match=r"\(fence 1\): the ledger was written under fence 2"):
+        ledger.mark_trained(cycle, lease=lease)
+    assert_refused(ledger, cycle, lease=lease)
+    ledger.mark_trained(cycle, lease=successor)
+
+
+def test_a_ledger_that_knows_a_higher_fence_than_the_tables_is_written_again(
+    store: DeltaStore, ledger: Ledger
+) -> None:
+    """The tables were created again: without `min_fence` no trainer could write any more."""
+    last = take_over(store, min_fence=8)
+    ledger.begin(lease=last)
+    shutil.rmtree(store.root)
+    store.create()
+
+    with (
+        Lease(store, name="train", ttl_s=60.0) as behind,
+        pytest.raises(LeaseHeld, match="fence 9; run the trainer again"),
+    ):
+        ledger.begin(lease=behind)
+    floor = ledger.highest_fence("train")
+    with Lease(store, name="train", ttl_s=60.0, min_fence=floor) as ahead:
+        assert (floor, ahead.fence) == (9, 10)
+        ledger.add(plan([row(0)]), lease=ahead)
+
+
+def test_a_file_that_held_the_leases_keeps_their_fences(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    with sqlite3.connect(file) as connection:
+        connection.execute(
+            "CREATE TABLE leases (name TEXT PRIMARY KEY, fence INTEGER NOT NULL, host TEXT,"
+            " pid INTEGER, started TEXT, taken_at REAL, seen_at REAL)"
+        )
+        connection.execute("INSERT INTO leases VALUES ('train', 7, 'h', 1, '1', 1.0, 1.0)")
+    connection.close()
+
+    for _ in range(2):
+        assert Ledger(Database(file)).highest_fence("train") == 7
+    assert Ledger(Database(file)).highest_fence("other") == 0
+
+
 def test_a_ledger_that_begins_anew_does_not_repeat_the_names_of_the_lost_one(
-    tmp_path: Path,
+    tmp_path: Path, lease: Lease
 ) -> None:
     names = set()
     for name, planned_at in (("lost", START), ("new", START + timedelta(hours=1))):
         database = Database(tmp_path / name)
-        with Lease(database, name="train", ttl_s=60.0) as lease:
-            cycle = Ledger(database).add(plan(planned_at=planned_at), lease=lease)
+        cycle = Ledger(database).add(plan(planned_at=planned_at), lease=lease)
         names.add(cycle.cycle_id)
 
     assert len(names) == 2

@@ -1,6 +1,7 @@
 """A cycle with in-memory parts: what it plans, what it repeats, what it gives up."""
 
 import json
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 from onlinerl.errors import LeaseHeld, ServiceUnavailable, TooFewRows, TrainingError, WeightsError
 from onlinerl.registry.checkpoint import verify_checkpoint, write_manifest
 from onlinerl.registry.memory_registry import MemoryRegistry
+from onlinerl.rollout_store.tables.delta_store import DeltaStore
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.trainer.backend.protocol import MemoryBackend, TrainingBackend
 from onlinerl.trainer.bookkeeping.database import Database
-from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.bookkeeping.ledger import Cycle, Ledger
 from onlinerl.trainer.bookkeeping.plan import Plan
 from onlinerl.trainer.config import TrainerConfig
@@ -25,7 +27,7 @@ from onlinerl.trainer.rollouts.source import TableVersions
 from onlinerl.trainer.rollouts.window import Candidate, WindowQuery
 from onlinerl.trainer.tracking.protocol import MemoryTracker
 from onlinerl.trainer.training.loop import History
-from tests.trainer.builders import REWARDS, START, row, segment
+from tests.trainer.builders import REWARDS, START, plan, row, segment
 
 
 @dataclass
@@ -122,8 +124,13 @@ class World:
         return replace(parts, **changes)  # type: ignore[arg-type]
 
     def run(self, **changes: object) -> Cycle:
-        with Lease(self.database, name="train", ttl_s=60.0) as lease:
+        with self.lease() as lease:
             return run_cycle(self.parts(**changes), lease=lease)
+
+    def lease(self, **changes: object) -> Lease:
+        store = DeltaStore(str(self.folder / "store"))
+        store.create()
+        return Lease(store, name="train", ttl_s=60.0, **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -387,17 +394,47 @@ def test_a_registry_that_is_away_changes_nothing(world: World) -> None:
 def test_a_trainer_that_was_overtaken_registers_nothing(
     world: World, point: str, status: str
 ) -> None:
-    lease = Lease(world.database, name="train", ttl_s=60.0)
+    lease = world.lease()
 
     def steal(here: str) -> None:
         if here == point:
-            with world.database.write() as connection:
-                connection.execute("UPDATE leases SET fence = fence + 1")
+            thief = world.lease(clock=lambda: time.time() + 61).take()
+            world.ledger.begin(lease=thief)
 
     with pytest.raises(LeaseHeld, match="lost the lease"), lease:
         run_cycle(world.parts(fault=steal), lease=lease)
     assert list(world.registry.folders) == [1]
     assert world.ledger.cycle(1).status == status
+
+
+def test_a_trainer_that_was_overtaken_registers_nothing_though_nobody_wrote_the_ledger(
+    world: World,
+) -> None:
+    """The successor has the lease and has done nothing yet: only the tables know."""
+    lease = world.lease()
+
+    def steal(here: str) -> None:
+        if here == "trained":
+            world.lease(clock=lambda: time.time() + 61).take()
+
+    with pytest.raises(LeaseHeld, match="taken by somebody else, whose fence is 2"), lease:
+        run_cycle(world.parts(fault=steal), lease=lease)
+    assert [each.number for each in world.registry.versions()] == [1]
+    assert world.ledger.cycle(1).status == "trained"
+
+
+def test_a_trainer_refuses_its_predecessor_before_it_reads_the_ledger(world: World) -> None:
+    class Away(MemoryRegistry):
+        def champion(self) -> int:
+            raise ServiceUnavailable("away")
+
+    with world.lease() as old:
+        cycle = world.ledger.add(plan(), lease=old)
+        with world.lease(clock=lambda: time.time() + 61) as new:
+            with pytest.raises(ServiceUnavailable):
+                run_cycle(world.parts(registry=Away()), lease=new)
+            with pytest.raises(LeaseHeld):
+                world.ledger.mark_trained(cycle, lease=old)
 
 
 def test_old_outcomes_leave_the_disk_and_the_newest_stay(world: World) -> None:

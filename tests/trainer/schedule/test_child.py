@@ -7,8 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from onlinerl.trainer.bookkeeping.process_identity import start_time
 from onlinerl.trainer.schedule.child import LATE, run_child
+from tests.process_identity import start_time
 
 
 def run(

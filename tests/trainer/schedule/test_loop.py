@@ -12,7 +12,6 @@ from prometheus_client import REGISTRY
 
 from onlinerl.errors import ServiceUnavailable
 from onlinerl.registry.memory_registry import MemoryRegistry
-from onlinerl.trainer.bookkeeping.lease import Lease
 from onlinerl.trainer.config import ScheduleConfig
 from onlinerl.trainer.cycle.run import run_cycle
 from onlinerl.trainer.schedule.child import LATE
@@ -201,12 +200,12 @@ def test_silence_is_unhealthy_and_a_long_training_is_not(world: World, clock: Cl
 
 
 def test_a_lease_held_elsewhere_is_an_error_of_the_job_only(world: World, clock: Clock) -> None:
-    held = Lease(world.database, name="train", ttl_s=60.0)
+    held = world.lease()
     done = threading.Event()
     with held:
         tested, _ = schedule(world, clock)
         tested.tick()
-        assert "is held by" in (tested.ready() or "")
+        assert "the lease 'train' is held" in (tested.ready() or "")
         run_cycle(world.parts(), lease=held)
         done.set()
 

@@ -17,7 +17,7 @@ from onlinerl.deploy.registry.trained_rows import MemoryRows
 from onlinerl.errors import LeaseHeld, ServiceUnavailable
 from onlinerl.rollout_store.erasure import erase as erasure
 from onlinerl.rollout_store.tables.delta_store import DeltaStore
-from onlinerl.rollout_store.tables.lease import StoreLease
+from onlinerl.rollout_store.tables.lease import Lease
 from onlinerl.rollout_store.upkeep.process import LEASE
 from onlinerl.serving.config import ResponsesConfig
 from onlinerl.serving.interaction.events import Record
@@ -105,7 +105,7 @@ def test_maintain_once_makes_one_pass(people: People, run: Run) -> None:
     run("maintain", "--once")
 
     assert len(people.store.delta("interactions").file_uris()) == 1
-    with StoreLease(people.store, name=LEASE, ttl_s=600):
+    with Lease(people.store, name=LEASE, ttl_s=600):
         assert "is held" in run("maintain", "--once", code=1)
 
 
@@ -165,7 +165,7 @@ def test_an_erasure_fails_when_upkeep_does_not_end(
 ) -> None:
     monkeypatch.setattr(erase, "LEASE_POLL_S", 0.0)
     monkeypatch.setattr(erase, "LEASE_WAIT_S", 0.0)
-    with StoreLease(people.store, name=LEASE, ttl_s=600):
+    with Lease(people.store, name=LEASE, ttl_s=600):
         assert "is held" in run("erase", "--user", "ada", code=1)
     assert len(people.column("interactions", "interaction_id")) == 10
 
@@ -175,11 +175,11 @@ def test_an_erasure_that_loses_its_lease_takes_it_again_and_completes(
 ) -> None:
     losses = iter([LeaseHeld("it was taken by somebody else")])
 
-    def renew(lease: StoreLease) -> None:
+    def renew(lease: Lease) -> None:
         for loss in losses:
             raise loss
 
-    monkeypatch.setattr(StoreLease, "renew", renew)
+    monkeypatch.setattr(Lease, "renew", renew)
 
     report = json.loads(run("erase", "--user", "ada", "--format", "json"))
 
