@@ -109,7 +109,7 @@ class ProbeConfig(Config):
     """Tokens of one sequence."""
 
     timeout_s: float = Field(default=60.0, gt=0)
-    """Bound on one request to the engine, seconds."""
+    """Bound on scoring one sequence in an engine, seconds."""
 
 
 class DeployConfig(Config):

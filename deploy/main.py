@@ -115,6 +115,7 @@ def replicas(settings: "Settings") -> list[HttpEngineControl]:
             policy=settings.policy.name,
             request_timeout_s=settings.deploy.request_timeout_s,
             commit_timeout_s=settings.deploy.commit_timeout_s,
+            probe_timeout_s=settings.deploy.probe.timeout_s,
             secret=os.environ.get(ENGINE_SECRET),
         )
         for url in settings.gateway.engines

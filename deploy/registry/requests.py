@@ -25,7 +25,7 @@ class OperatorReply(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
-    """Of the request."""
+    """Id of the request that this answers."""
     verdict: Literal["promoted", "rolled back", "refused", "failed", "waits for review"]
     reason: str
 

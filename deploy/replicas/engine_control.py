@@ -113,6 +113,7 @@ class HttpEngineControl(EngineControl):
         policy: Name under which it serves the model.
         request_timeout_s: Bound on a short call, seconds.
         commit_timeout_s: Bound on a call that waits for the model, seconds.
+        probe_timeout_s: Bound on a call that scores one sequence, seconds.
         secret: Bearer token for the guard in front of the engine; None without a guard.
     """
 
@@ -123,12 +124,14 @@ class HttpEngineControl(EngineControl):
         policy: str,
         request_timeout_s: float,
         commit_timeout_s: float,
+        probe_timeout_s: float,
         secret: str | None = None,
     ) -> None:
         self._url = url.rstrip("/")
         self._policy = policy
         self._request_timeout_s = request_timeout_s
         self._commit_timeout_s = commit_timeout_s
+        self._probe_timeout_s = probe_timeout_s
         self._headers = {"Content-Type": "application/json"}
         if secret is not None:
             self._headers["Authorization"] = f"Bearer {secret}"
@@ -199,9 +202,7 @@ class HttpEngineControl(EngineControl):
             "token_ids": list(token_ids),
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
         }
-        answer = self._call(
-            "POST", "/inference/v1/generate", body, timeout_s=self._commit_timeout_s
-        )
+        answer = self._call("POST", "/inference/v1/generate", body, timeout_s=self._probe_timeout_s)
         positions = _member(answer, "prompt_logprobs")
         if not isinstance(positions, list):
             raise WeightsError(f"{self._url} answered without a list of logprobs: {positions!r}")

@@ -7,8 +7,6 @@ half-way publishes once more.
 
 import hashlib
 import logging
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -31,7 +29,7 @@ from onlinerl.deploy.weights.manifest import (
 )
 from onlinerl.deploy.weights.tensors import HostTensor, Weights
 from onlinerl.errors import WeightsError
-from onlinerl.process.files import flush, replace_file
+from onlinerl.process.files import replace_file, replaced_folder
 
 logger = logging.getLogger(__name__)
 
@@ -125,12 +123,10 @@ def _publish(
     if is_published(root, version):
         return _confirm_published(root, version, weights)
     folder = version_folder(root, version)
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    # An earlier attempt that did not get to READY may have left a folder; it is replaced.
+    with replaced_folder(folder) as staging:
         manifest = _write_payloads(
-            temporary,
+            staging,
             policy=policy,
             version=version,
             weights=weights,
@@ -138,13 +134,7 @@ def _publish(
             parent=parent,
         )
         raw = manifest.model_dump_json(indent=1).encode()
-        replace_file(temporary / MANIFEST, raw)
-        # An earlier attempt that did not get to READY may have left a folder.
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    flush(root)
+        replace_file(staging / MANIFEST, raw)
     replace_file(folder / READY, hashlib.sha256(raw).hexdigest())
     logger.info(
         "weights published",
@@ -180,9 +170,7 @@ class _PayloadFile:
         self.num_bytes += len(data)
         return payload
 
-    def close(self) -> FileEntry:
-        self._stream.flush()
-        os.fsync(self._stream.fileno())
+    def entry(self) -> FileEntry:
         return FileEntry(sha256=self._hash.hexdigest(), num_bytes=self.num_bytes)
 
 
@@ -203,9 +191,9 @@ def _write_payloads(
             name: _write_tensor(weights[name], None if parent is None else parent[1][name], writers)
             for name in sorted(weights)
         }
-        files[FORWARD] = writers[0].close()
+        files[FORWARD] = writers[0].entry()
         if parent is not None:
-            files[INVERSE] = writers[1].close()
+            files[INVERSE] = writers[1].entry()
     if parent is None:
         (folder / INVERSE).unlink()
     return Manifest(

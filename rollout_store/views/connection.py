@@ -69,7 +69,7 @@ _AGE = {
     "snapshots": '"acted_at"',
     "erased": '"acted_at"',
 }
-"""Of several copies of a row, the first in the order of these columns is kept."""
+"""Columns that order the copies of a row; the first copy is kept."""
 
 
 def connect(

@@ -126,7 +126,7 @@ def _passed(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
 
 
 def _digest(text: str) -> bytes:
-    """Of one length, so that comparing takes the same time whatever is sent."""
+    """A hash of one length, so that comparing takes the same time for every header."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 

@@ -27,7 +27,7 @@ class Engine:
     process: "subprocess.Popen[bytes]"
     log: Path
     pace: Path
-    """See `pacing`."""
+    """File with the seconds between two tokens; see `pacing`."""
 
     @contextlib.contextmanager
     def paced(self, step_s: float = 0.02) -> Iterator[None]:

@@ -165,7 +165,7 @@ async def test_the_agents_sdk_runs_tools(service: Service, client: openai.AsyncO
 
     @function_tool
     def weather(city: Literal["Bern", "Basel"]) -> str:
-        """Of a city."""
+        """The weather of a city."""
         asked.append(city)
         return "Sunny"
 

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.asyncio, pytest.mark.timeout(
 
 SECRET = "a secret of enough characters"
 STEP_TOKENS = 64
-"""Of the engine; the prompts here are longer, so that they need chunked prefill."""
+"""Tokens per step of the engine; the prompts here are longer, so they need chunked prefill."""
 PROMPT = [5, 6, 7, 8, 9, 10] * 50
 
 

@@ -110,7 +110,11 @@ def versions(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def replica(running: Engine) -> HttpEngineControl:
     return HttpEngineControl(
-        running.url, policy="assistant", request_timeout_s=20.0, commit_timeout_s=60.0
+        running.url,
+        policy="assistant",
+        request_timeout_s=20.0,
+        commit_timeout_s=60.0,
+        probe_timeout_s=60.0,
     )
 
 

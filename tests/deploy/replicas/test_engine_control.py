@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,11 @@ def answering(body: bytes) -> Iterator[HttpEngineControl]:
         url = f"http://127.0.0.1:{server.server_address[1]}"
         try:
             yield HttpEngineControl(
-                url, policy="assistant", request_timeout_s=30, commit_timeout_s=30
+                url,
+                policy="assistant",
+                request_timeout_s=30,
+                commit_timeout_s=30,
+                probe_timeout_s=30,
             )
         finally:
             server.shutdown()
@@ -70,6 +75,20 @@ def test_logprobs_that_are_missing_are_an_error_that_a_swap_falls_back_from(
 
     with answering(body) as engine, pytest.raises(WeightsError, match="logprob"):
         engine.logprobs([5, 6])
+
+
+def test_an_engine_that_does_not_score_is_given_up_after_the_timeout_of_probes() -> None:
+    """The other two bounds are longer than this test may run."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        engine = HttpEngineControl(
+            f"http://127.0.0.1:{silent.getsockname()[1]}",
+            policy="assistant",
+            request_timeout_s=1000,
+            commit_timeout_s=1000,
+            probe_timeout_s=0.05,
+        )
+        with pytest.raises(ServiceUnavailable, match="did not answer"):
+            engine.logprobs([5, 6])
 
 
 def test_a_web_page_is_recognised_as_no_engine(proxy: HttpEngineControl) -> None:

@@ -241,7 +241,12 @@ async def test_gateway_and_controller_reach_an_engine_through_its_guard(
 
     def replica(secret: str | None) -> HttpEngineControl:
         return HttpEngineControl(
-            guard, policy="assistant", request_timeout_s=5, commit_timeout_s=5, secret=secret
+            guard,
+            policy="assistant",
+            request_timeout_s=5,
+            commit_timeout_s=5,
+            probe_timeout_s=5,
+            secret=secret,
         )
 
     assert await engine.weight_version() == "assistant/3"

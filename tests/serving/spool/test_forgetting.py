@@ -84,7 +84,7 @@ def of_session(number: int, tenant: str, **fields: str) -> Record:
 
 
 def in_sessions() -> list[Record]:
-    """Of five events of nobody, three belong to a session or an interaction of ADA's."""
+    """Three of five events without a user belong to a session or an interaction of ADA's."""
     return [
         of_session(1, "acme", session_id="s-ada"),
         of_session(2, "globex", session_id="s-ada"),

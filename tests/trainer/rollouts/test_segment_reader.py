@@ -167,7 +167,7 @@ def test_a_row_that_was_served_after_its_ingestion_is_found(tmp_path: Path) -> N
 
 
 def digest(data: Sequence[Datum]) -> str:
-    """Of every byte that a backend is given."""
+    """A hash of every byte that a backend is given."""
     found = hashlib.sha256()
     for datum in data:
         found.update(f"{datum.segment_id} {datum.row_keys}".encode())
