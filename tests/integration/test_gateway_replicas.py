@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -110,7 +111,10 @@ def ask(gateway: GatewayProcess, session: str) -> str:
         return version
 
 
-def ask_many(gateway: GatewayProcess, number: int = 40, *, of: str = "session") -> Counter[str]:
+def ask_many(gateway: GatewayProcess, number: int = 40, *, of: str | None = None) -> Counter[str]:
+    """How often each version answered in `number` sessions; new ones unless `of` names them."""
+    # A session stays on its engine, so the sessions of one test may not be those of another.
+    of = of or uuid4().hex
     return Counter(ask(gateway, f"{of}-{n}") for n in range(number))
 
 
@@ -122,13 +126,13 @@ def test_no_request_fails_when_an_engine_dies_and_it_returns_when_it_is_back(
     gateway: GatewayProcess, engines: list[FakeEngine]
 ) -> None:
     until(lambda: num_ready(gateway) == 2)
-    before = ask_many(gateway)
+    before = ask_many(gateway, of="early")
     engines[0].kill()
-    after = ask_many(gateway)
+    after = ask_many(gateway, of="early")
     ready_without_it = num_ready(gateway)
     engines[0].restart()
     until(lambda: num_ready(gateway) == 2)
-    stayed = ask_many(gateway)
+    stayed = ask_many(gateway, of="early")
     back = ask_many(gateway, of="later")
 
     # Sessions stay where they went on: their prefix is cached there.
