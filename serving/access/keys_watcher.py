@@ -61,13 +61,19 @@ class KeysWatcher:
                 streak.clear()
 
     def check(self) -> None:
-        """Read the file if it changed since it was last read."""
+        """Read the file if it changed since it was last read.
+
+        Raises:
+            ConfigError: the operating system could not read it; the next call tries again.
+        """
         signature = _signature(self._path)
         if signature == self._signature:
             return
         try:
             self._keyring.replace([*self._others, *load_keys(self._path)])
         except ConfigError as error:
+            if isinstance(error.__cause__, OSError):
+                raise  # it may pass although the file stays the same, so the next check reads again
             self._count_fault()
             logger.error("the keys file cannot be used, keys stay as they were: %s", error)
         else:

@@ -18,6 +18,9 @@ from onlinerl.process.parent_death import on_parent_death
 
 logger = logging.getLogger(__name__)
 
+_KILL_WAIT_S = 5.0
+"""How long a killed process may take to end, seconds."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -126,7 +129,11 @@ class SupervisedPart:
         )  # fmt: skip
 
     def stop(self) -> None:
-        """Send SIGTERM, wait up to `stop_timeout_s`, and kill the whole process group."""
+        """Send SIGTERM, wait up to `stop_timeout_s`, and kill the whole process group.
+
+        A process that the kernel does not end, e.g. in a read from a storage that hangs, is logged
+        and left behind.
+        """
         self._start_again_at = None
         process, self._process = self._process, None
         if process is None:
@@ -138,7 +145,10 @@ class SupervisedPart:
             except subprocess.TimeoutExpired:
                 logger.warning("%s did not stop in time; killing it", self.part.name)
         _kill_group(process)
-        process.wait(5)
+        try:
+            process.wait(_KILL_WAIT_S)
+        except subprocess.TimeoutExpired:
+            logger.error("%s (process %d) outlives SIGKILL", self.part.name, process.pid)
 
     def log_tail(self, lines: int = 5) -> str:
         """The last lines of its log as a sentence for an error message."""

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from onlinerl.errors import ServiceUnavailable
+from onlinerl.process import supervisor as supervisor_module
 from onlinerl.process.supervisor import Part, RestartPolicy, Supervisor
 from tests.waiting import until
 
@@ -96,12 +97,36 @@ def test_stopping_ends_grandchildren_too(supervisor: Supervisor, tmp_path: Path)
     until(lambda: not psutil.pid_exists(grandchild))
 
 
+DEAF = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "print('deaf', flush=True); time.sleep(600)"
+)
+
+
+def test_a_part_that_outlives_its_kill_is_logged_and_the_others_are_stopped(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = supervisor.start(python_part("import time; time.sleep(600)"))
+    stuck = supervisor.start(python_part(DEAF, name="stuck", stop_timeout_s=0.05))
+    until(lambda: "deaf" in stuck.log_file.read_text())
+    processes = first._process, stuck._process
+    assert processes[0] is not None
+    assert processes[1] is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(supervisor_module, "_KILL_WAIT_S", 0.05)
+        patched.setattr(supervisor_module, "_kill_group", lambda process: None)
+        supervisor.stop()
+    is_left = processes[1].poll() is None
+    processes[1].kill()
+    processes[1].wait()
+
+    assert is_left
+    assert processes[0].poll() is not None
+    assert f"stuck (process {processes[1].pid}) outlives SIGKILL" in caplog.text
+
+
 def test_a_part_that_ignores_sigterm_is_killed(supervisor: Supervisor) -> None:
-    code = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "print('deaf', flush=True); time.sleep(600)"
-    )
-    child = supervisor.start(python_part(code, stop_timeout_s=0.2))
+    child = supervisor.start(python_part(DEAF, stop_timeout_s=0.2))
     until(lambda: "deaf" in child.log_file.read_text())
     pid = child.pid
     assert pid is not None
@@ -113,6 +138,7 @@ def test_a_part_that_ignores_sigterm_is_killed(supervisor: Supervisor) -> None:
 def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     code = f"""
 import pathlib, time
+from onlinerl.process import supervisor as supervisor_module
 from onlinerl.process.supervisor import Part, Supervisor
 import sys
 supervisor = Supervisor(log_dir=pathlib.Path({str(tmp_path)!r}))

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 from pathlib import Path
 
@@ -214,6 +215,25 @@ def test_a_file_that_did_not_change_is_not_read_again(
 
     monkeypatch.setattr(keys_watcher_module, "load_keys", read)
     assert (before, watched.knows("a"), watched.fault) == (True, True, 0)
+
+
+def test_a_file_that_could_not_be_opened_for_once_is_read_by_the_next_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process has no file descriptor left, and the file stays as it is."""
+    path = tmp_path / "keys.json"
+    watched = Watched(path)
+    add(path, "a")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fail)
+        with pytest.raises(ConfigError, match="too many open files"):
+            watched.watcher.check()
+
+    assert watched.knows("a")
 
 
 async def test_a_fault_that_repeats_is_counted_and_logged_once(
